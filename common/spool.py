@@ -1,0 +1,176 @@
+"""Weights on their way from trainer to engines: a directory of safetensors shards with a manifest (rule 6).
+
+    SpoolWriter.add(name, dtype, shape, data) ... close() -> manifest.json, written last
+    check_spool(spool, version, expected)     before any engine is touched: coverage, shapes, dtypes, checksums, version
+
+`expected` is what the engines were started with (`model_layout`), so a dropped, renamed or reshaped tensor is found by
+name. A tied `lm_head.weight` is sent once, as the embedding it shares. Framework-free: bytes in, bytes out.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from safetensors import SafetensorError, TensorSpec, deserialize, safe_open, serialize_file
+
+from common.errors import DataError, PublishError, explain
+
+MANIFEST = "manifest.json"
+SHARD_BYTES = 512 * 2**20
+# Names of dtypes as frameworks have them, and as safetensors files have them.
+_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """Shape and dtype (`float32`, `bfloat16`, `float16`) of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class SpoolWriter:
+    """Streams tensors into shards of about 512 MiB, so the whole model is never held twice."""
+
+    def __init__(self, spool: Path, version: int) -> None:
+        spool.mkdir(parents=True, exist_ok=True)
+        self._spool, self._version = spool, version
+        self._shard: dict[str, tuple[str, list[int], bytes]] = {}
+        self._shard_bytes = 0
+        self._num_shards = 0
+        self._tensors: dict[str, dict[str, object]] = {}
+
+    def add(self, name: str, dtype: str, shape: tuple[int, ...], data: bytes) -> None:
+        """One tensor, row-major little-endian bytes."""
+        if name in self._tensors:
+            raise PublishError(f"spool {self._spool.name}: tensor {name} was exported twice")
+        self._shard[name] = (_CODES[dtype], list(shape), data)
+        self._tensors[name] = {
+            "file": self._shard_name(self._num_shards),
+            "dtype": dtype,
+            "shape": list(shape),
+            "crc32": zlib.crc32(data),
+        }
+        self._shard_bytes += len(data)
+        if self._shard_bytes >= SHARD_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        """Write the last shard, then the manifest."""
+        self._flush()
+        manifest = {"version": self._version, "tensors": self._tensors}
+        (self._spool / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+    def _flush(self) -> None:
+        if self._shard:
+            # The library takes addresses; `self._shard` keeps the bytes behind them alive until it has written.
+            specs = {
+                name: TensorSpec(dtype=code, shape=shape, data_ptr=np.frombuffer(data, np.uint8).ctypes.data, data_len=len(data))
+                for name, (code, shape, data) in self._shard.items()
+            }
+            serialize_file(specs, str(self._spool / self._shard_name(self._num_shards)), {"format": "pt"})
+            self._num_shards += 1
+            self._shard, self._shard_bytes = {}, 0
+
+    @staticmethod
+    def _shard_name(index: int) -> str:
+        return f"weights-{index:05d}.safetensors"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+
+
+def read_manifest(spool: Path) -> dict[str, dict[str, object]]:
+    """Tensors of the manifest by name: file, dtype, shape, crc32."""
+    return dict(_manifest(spool)["tensors"])  # type: ignore[call-overload]
+
+
+def spool_files(spool: Path) -> list[Path]:
+    """Shards in order."""
+    return [spool / name for name in dict.fromkeys(str(entry["file"]) for entry in read_manifest(spool).values())]
+
+
+def model_layout(model_dir: Path) -> dict[str, TensorLayout]:
+    """What a model directory holds, from its safetensors headers; a tied head is left out. Raises DataError."""
+    files = sorted(model_dir.glob("*.safetensors"))
+    if not files:
+        raise DataError(
+            explain("model.path", "must hold safetensors weights", str(model_dir), "convert the model with save_pretrained")
+        )
+    long_names = {code: name for name, code in _CODES.items()}
+    layout: dict[str, TensorLayout] = {}
+    for file in files:
+        try:
+            with safe_open(str(file), framework="np") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    part = tensors.get_slice(name)
+                    code = part.get_dtype()
+                    layout[name] = TensorLayout(tuple(part.get_shape()), long_names.get(code, code))
+        except (SafetensorError, OSError) as error:
+            remedy = f"copy the file again ({' '.join(str(error).split())})"
+            raise DataError(explain("model.path", "must hold readable safetensors", str(file), remedy)) from error
+    if _is_tied(model_dir):
+        layout.pop("lm_head.weight", None)
+    return layout
+
+
+def _is_tied(model_dir: Path) -> bool:
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    return bool(config.get("tie_word_embeddings", False))
+
+
+def check_spool(spool: Path, version: int, expected: Mapping[str, TensorLayout]) -> None:
+    """Raises PublishError that names the tensor or version; no engine has been touched."""
+    manifest = _manifest(spool)
+    if manifest["version"] != version:
+        raise PublishError(f"spool holds weight version {manifest['version']}, but version {version} is to be published")
+    tensors: dict[str, dict[str, object]] = dict(manifest["tensors"])  # type: ignore[call-overload]
+    _check_coverage(set(tensors), set(expected))
+    for name, spec in expected.items():
+        shape = tuple(tensors[name]["shape"])  # type: ignore[arg-type]
+        if shape != spec.shape:
+            raise PublishError(f"tensor {name}: the engines expect shape {spec.shape}, the spool has {shape}")
+    for file in spool_files(spool):
+        _check_shard(file, tensors)
+
+
+def _check_coverage(found: set[str], expected: set[str]) -> None:
+    missing, extra = sorted(expected - found), sorted(found - expected)
+    if missing:
+        also = f"; it has {extra[0]}, which they do not expect" if extra else ""
+        raise PublishError(f"tensor {missing[0]}: expected by the engines, missing from the spool ({len(missing)} missing){also}")
+    if extra:
+        raise PublishError(f"tensor {extra[0]}: in the spool, but not expected by the engines ({len(extra)} such)")
+
+
+def _check_shard(file: Path, tensors: Mapping[str, Mapping[str, object]]) -> None:
+    try:
+        entries = deserialize(file.read_bytes())
+    except (SafetensorError, OSError) as error:
+        raise PublishError(f"spool shard {file.name} cannot be read: {' '.join(str(error).split())}") from error
+    wanted = {name for name, entry in tensors.items() if entry["file"] == file.name}
+    found = {name for name, _ in entries}
+    if wanted != found:
+        name = sorted(wanted ^ found)[0]
+        raise PublishError(f"tensor {name}: manifest and shard {file.name} disagree about it")
+    for name, entry in entries:
+        if list(entry["shape"]) != tensors[name]["shape"]:
+            raise PublishError(f"tensor {name}: manifest and shard {file.name} disagree about its shape")
+        if zlib.crc32(entry["data"]) != tensors[name]["crc32"]:
+            raise PublishError(f"tensor {name}: checksum of shard {file.name} does not match the manifest")
+
+
+def _manifest(spool: Path) -> dict[str, object]:
+    try:
+        return dict(json.loads((spool / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise PublishError(f"spool {spool.name}: manifest cannot be read ({' '.join(str(error).split())})") from error
