@@ -49,7 +49,7 @@ class SpoolWriter:
         """One tensor, row-major little-endian bytes."""
         if name in self._tensors:
             raise PublishError(f"spool {self._spool.name}: tensor {name} was exported twice")
-        self._shard[name] = (_CODES[dtype], list(shape), data)
+        self._shard[name] = (dtype, list(shape), data)
         self._tensors[name] = {
             "file": self._shard_name(self._num_shards),
             "dtype": dtype,
@@ -70,8 +70,8 @@ class SpoolWriter:
         if self._shard:
             # The library takes addresses; `self._shard` keeps the bytes behind them alive until it has written.
             specs = {
-                name: TensorSpec(dtype=code, shape=shape, data_ptr=np.frombuffer(data, np.uint8).ctypes.data, data_len=len(data))
-                for name, (code, shape, data) in self._shard.items()
+                name: TensorSpec(dtype=dtype, shape=shape, data_ptr=np.frombuffer(data, np.uint8).ctypes.data, data_len=len(data))
+                for name, (dtype, shape, data) in self._shard.items()
             }
             serialize_file(specs, str(self._spool / self._shard_name(self._num_shards)), {"format": "pt"})
             self._num_shards += 1
