@@ -209,7 +209,8 @@ def _cispo(sequence: ScoredSequence, rules: LossRules) -> tuple[FloatArray, Floa
 
 
 def _clip(ratio: FloatArray, rules: LossRules) -> FloatArray:
-    return np.clip(ratio, 1 - rules.clip_low, 1 + rules.clip_high)
+    clipped: FloatArray = np.clip(ratio, 1 - rules.clip_low, 1 + rules.clip_high)
+    return clipped
 
 
 def _old_and_weight(sequence: ScoredSequence, rules: LossRules) -> tuple[FloatArray, FloatArray]:
@@ -222,7 +223,8 @@ def _old_and_weight(sequence: ScoredSequence, rules: LossRules) -> tuple[FloatAr
 
 def truncated_weights(old: FloatArray, sampler: FloatArray, cap: float) -> FloatArray:
     """min(exp(old - sampler), cap) at each token [T]: what the sampler over- or under-drew, bounded above."""
-    return np.minimum(np.exp(old - sampler), cap)
+    weights: FloatArray = np.minimum(np.exp(old - sampler), cap)
+    return weights
 
 
 def kl(logprobs: FloatArray, ref: FloatArray, kind: KlKind) -> tuple[FloatArray, FloatArray]:
