@@ -6,6 +6,7 @@ losses are float32 whatever the model computes in.
 Axes: B rows, L padded tokens of a row, N response tokens of all rows together, V vocabulary, D width.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ class Policy(nn.Module):
         if len(targets) <= step:
             return self._score(hidden, targets, temperature)
         # Recomputed in the backward pass, so that only one chunk's logits exist at a time.
+        score = partial(checkpoint, self._score, use_reentrant=False, preserve_rng_state=False)
         parts = [
-            checkpoint(self._score, hidden[start : start + step], targets[start : start + step], temperature, use_reentrant=False)
+            score(hidden[start : start + step], targets[start : start + step], temperature)
             for start in range(0, len(targets), step)
         ]
         logprobs, entropies = zip(*parts, strict=True)

@@ -26,7 +26,6 @@ class ShardedAdamW:
         # Taken while nothing is gathered: these are the sharded parameters.
         self.params: dict[str, nn.Parameter] = {policy.hf_name(name): param for name, param in policy.named_parameters()}
         self.shards = {name: nn.Parameter(local(param.detach())) for name, param in self.params.items()}
-        self.num_steps = 0
         self._adamw = torch.optim.AdamW(
             self.shards.values(),
             lr=training.lr,
@@ -40,6 +39,7 @@ class ShardedAdamW:
             moments = {moment: torch.zeros_like(shard) for moment in MOMENTS}
             self._adamw.state[shard] = {"step": torch.zeros((), device=shard.device), **moments}
         self._kept: list[Tensor] | None = None
+        self.has_left_kept = False  # there is a copy, and a step was made since
 
     def zero_grad(self) -> None:
         """Forget the gradient sums."""
@@ -61,7 +61,7 @@ class ShardedAdamW:
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
-            self.num_steps += 1
+            self.has_left_kept = self._kept is not None
         for shard in self.shards.values():
             shard.grad = None
         self.zero_grad()
@@ -72,9 +72,9 @@ class ShardedAdamW:
         values: Tensor = self._adamw.state[self.shards[name]][moment]
         return values
 
-    def set_num_steps(self, num_steps: int) -> None:
-        """Continue after `num_steps` steps; they enter AdamW's bias correction."""
-        self.num_steps = num_steps
+    def resume(self, num_steps: int) -> None:
+        """Continue after `num_steps` steps, which enter AdamW's bias correction; weights and moments were just filled."""
+        self._kept, self.has_left_kept = None, False
         for shard in self.shards.values():
             self._adamw.state[shard]["step"].fill_(num_steps)
 
@@ -84,6 +84,7 @@ class ShardedAdamW:
         if self._kept is None:
             self._kept = [torch.empty_like(shard) for shard in self.shards.values()]
         torch._foreach_copy_(self._kept, list(self.shards.values()))
+        self.has_left_kept = False
 
     @contextmanager
     def kept_weights(self, reshard: Callable[[], None]) -> Iterator[None]:

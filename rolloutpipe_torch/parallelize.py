@@ -44,7 +44,7 @@ def decoder_layers(policy: Policy) -> list[GradientCheckpointingLayer]:
 def _checkpoint_activations(policy: Policy) -> None:
     for layer in decoder_layers(policy):
         layer.gradient_checkpointing = True
-        vars(layer)["_gradient_checkpointing_func"] = partial(checkpoint, use_reentrant=False)
+        vars(layer)["_gradient_checkpointing_func"] = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         # The layer looks at its own flag; its parts stay in evaluation mode, so dropout stays off.
         layer.training = True
 

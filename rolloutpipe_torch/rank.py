@@ -42,7 +42,6 @@ class TrainerRank:
         self._rank, self._num_ranks = rank, num_ranks
         self._rules = LossRules.from_config(config)
         self._sums: Sums = {}
-        self._has_stepped = False  # since the round's weights were kept
 
     def listen(self) -> int:
         """Open the meeting point of the ranks on the loopback address and return its port.
@@ -96,7 +95,6 @@ class TrainerRank:
     def keep_round_weights(self) -> None:
         """Copy the weights as the round's."""
         self._optimizer.keep()
-        self._has_stepped = False
 
     def accumulate(self, micro_batches: MicroBatches) -> None:
         """Add the gradient sums of these micro-batches; each backward pass reduces over ranks."""
@@ -115,7 +113,7 @@ class TrainerRank:
 
     def _old_logprobs(self, batches: list[Batch]) -> list[Tensor | None]:
         """[B, T] under the round's weights; None where those are the current ones, or where the sampler is the old policy."""
-        if self._rules.importance_cap is None or not self._has_stepped:
+        if self._rules.importance_cap is None or not self._optimizer.has_left_kept:
             return [None] * len(batches)
         with self._optimizer.kept_weights(lambda: reshard(self._policy)):
             return [self._score(self._policy, batch) for batch in batches]
@@ -138,7 +136,6 @@ class TrainerRank:
         if denominator == 0:
             self._optimizer.zero_grad()
             return 0.0, sums
-        self._has_stepped = True
         return self._optimizer.step(lr, denominator, self._config.training.max_grad_norm), sums
 
     def abort_update(self) -> None:
@@ -169,8 +166,7 @@ class TrainerRank:
     def restore(self, directory: Path, saved_ranks: int, num_steps: int) -> None:
         """Read this rank's share, whoever wrote it."""
         load_shard(directory, self._optimizer, self._rank, self._num_ranks, saved_ranks)
-        self._optimizer.set_num_steps(num_steps)
-        self._has_stepped = False
+        self._optimizer.resume(num_steps)
         self.abort_update()
 
     def gradients(self) -> dict[str, list[float]]:

@@ -84,8 +84,9 @@ class Ranks:
 
     def close(self) -> None:
         """End the processes; idempotent."""
-        for actor in self._actors:
-            ray.kill(actor)
+        if ray.is_initialized():  # else they are gone already
+            for actor in self._actors:
+                ray.kill(actor)
         self._actors = []
         self._error = self._error or TrainerError("the trainer is closed")
 

@@ -141,7 +141,7 @@ def test_fewer_rows_than_ranks_is_no_fault(fresh, make_group):
     assert results[0][0].grad_norm == pytest.approx(results[1][0].grad_norm, rel=1e-5)
 
 
-def test_the_same_groups_give_the_same_bits(trainers, fresh, make_group, tiny_model, tmp_path):
+def test_the_same_groups_give_the_same_bits(trainers, fresh, make_group, tmp_path):
     _, two = fresh
     groups = [make_group(seed) for seed in range(4)]
     _, directory = trainers
@@ -202,8 +202,11 @@ def test_bad_input_is_refused_and_the_trainer_goes_on(fresh, make_group):
     assert asyncio.run(scenario()).num_groups == 1
 
 
-def test_a_dead_rank_is_named_and_stays_dead(tiny_model, make_group, tmp_path):
+def test_new_processes_give_the_same_bits_and_a_dead_rank_is_named(fresh, tiny_model, make_group, tmp_path):
     trainer = start(tiny_model, tmp_path, 2)
+    groups = [make_group(seed) for seed in range(4)]
+    assert asyncio.run(train(trainer, groups)) == asyncio.run(train(fresh[1], groups))
+    assert sha(export(trainer, tmp_path / "new")) == sha(export(fresh[1], tmp_path / "old"))
 
     async def scenario():
         await trainer.begin_update()

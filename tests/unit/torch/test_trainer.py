@@ -182,6 +182,16 @@ def test_importance_weights_are_reported(tiny_model, make_group):
     assert 0 < first.metrics["importance_mean"] <= 1.5 and 0 < first.metrics["importance_capped"] < 1
 
 
+def test_importance_without_kept_weights_takes_the_current_ones_in_each_round(tiny_model, make_group):
+    with trainer_of(tiny_model, importance_cap=1.5, keep_round_weights=True) as trainer:
+        config = trainer._config.model_copy(update={"groups_per_update": "round"})
+        trainer._config = config  # one update a round: nothing is kept
+        for seed in range(2):
+            asyncio.run(trainer.begin_round())
+            assert asyncio.run(update(trainer, make_group(seed))).metrics["ratio_mean"] == 1.0
+        assert "keep_round_weights" not in trainer._ranks.calls
+
+
 def test_calls_out_of_order_name_the_right_call(tiny_model, make_group, tmp_path):
     async def open_update(trainer):
         await trainer.begin_update()
