@@ -4,6 +4,7 @@ The driver turns groups into rows, plans the micro-batches of all ranks, counts 
 Ranks only compute, so they cannot disagree. No torch is imported here.
 """
 
+import asyncio
 import json
 import shutil
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class _OpenUpdate:
     denominator: int = 0
     kl_sum: float = 0.0  # k1 only: sampler - reference over `kl_tokens`
     kl_tokens: int = 0
+    is_torn: bool = False  # a call was cancelled within: the ranks may have added what is not counted here
 
 
 class TorchTrainer:
@@ -91,7 +93,12 @@ class TorchTrainer:
         else:
             rows = [row for group in groups for row in rows_of(group)]
         if rows:
-            await self._ranks.call_each("accumulate", [(micro_batches,) for micro_batches in self._plan(rows)[0]])
+            micro_batches, _ = self._plan(rows)
+            try:
+                await self._ranks.call_each("accumulate", [(mine,) for mine in micro_batches])
+            except asyncio.CancelledError:
+                update.is_torn = True
+                raise
         update.num_groups += len(groups)
         update.num_tokens += sum(len(row.response_ids) for row in rows if row.is_counted and row.has_spread)
         update.denominator += sum(self._rules.denominator(len(row.response_ids)) for row in rows if row.is_counted)
@@ -202,6 +209,8 @@ class TorchTrainer:
     def _need_update(self, call: str) -> _OpenUpdate:
         if self._update is None:
             raise UsageError(explain(call, "needs an open update", None, "call begin_update first"))
+        if self._update.is_torn:
+            raise UsageError(explain(call, "must not follow an accumulate that was cut off", None, "call abort_update first"))
         return self._update
 
     def _need_no_update(self, call: str) -> None:

@@ -51,10 +51,14 @@ def start(model, logs, ranks):
 def trainers(tiny_model, tmp_path_factory, ray_runtime):
     """Trainers by number of ranks, each with a saved start to go back to."""
     directory = tmp_path_factory.mktemp("trainers")
-    made = {}
-    for ranks in (1, 2):
-        made[ranks] = start(tiny_model, directory / f"logs{ranks}", ranks)
-        asyncio.run(made[ranks].save(directory / f"start{ranks}"))
+
+    async def start_both():
+        started = [TorchTrainer.start(config_of(tiny_model, ranks), tiny_model, directory / f"logs{ranks}") for ranks in (1, 2)]
+        return await asyncio.gather(*started)
+
+    made = dict(zip((1, 2), asyncio.run(start_both()), strict=True))
+    for ranks, trainer in made.items():
+        asyncio.run(trainer.save(directory / f"start{ranks}"))
     yield made, directory
     for trainer in made.values():
         asyncio.run(trainer.close())
@@ -200,6 +204,25 @@ def test_bad_input_is_refused_and_the_trainer_goes_on(fresh, make_group):
         return await two.finish_update()
 
     assert asyncio.run(scenario()).num_groups == 1
+
+
+def test_a_call_cut_off_leaves_nothing_behind(fresh, make_group):
+    one, _ = fresh
+
+    async def scenario():
+        await one.begin_update()
+        call = asyncio.ensure_future(one.accumulate([make_group(0)]))
+        await asyncio.sleep(0)  # sent, not answered
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        with pytest.raises(UsageError, match="call abort_update first"):
+            await one.finish_update()
+        await one.abort_update()
+        return await train(one, [make_group(1)], updates=1)
+
+    (result,) = asyncio.run(scenario())
+    assert result.metrics["tokens"] == make_group(1).num_tokens
 
 
 def test_new_processes_give_the_same_bits_and_a_dead_rank_is_named(fresh, tiny_model, make_group, tmp_path):
