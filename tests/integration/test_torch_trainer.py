@@ -249,3 +249,10 @@ def test_start_refuses_what_cannot_run(tiny_model, tmp_path):
         start(tiny_model, tmp_path, 4096)
     with pytest.raises(DataError, match=r"model\.path"):
         start(tmp_path / "none", tmp_path, 1)
+
+
+def test_start_that_takes_too_long_ends_with_an_error(tiny_model, tmp_path):
+    config = config_of(tiny_model, 1)
+    config = config.model_copy(update={"limits": config.limits.model_copy(update={"start_timeout_s": 0.05})})
+    with pytest.raises(TrainerError, match=r"did not start within 0\.05 s \(limits\.start_timeout_s\); see .*rank-0\.log"):
+        asyncio.run(TorchTrainer.start(config, tiny_model, tmp_path))
