@@ -138,7 +138,8 @@ class LimitsConfig(Section):
     stall_s: float = Field(30, gt=0)  # without progress for so long, the watchdog says who waits for whom
     max_retries: int = Field(2, ge=0)  # of one request
     max_logprob_gap: float | None = Field(None, gt=0)  # largest sampler-trainer gap on a round's first update; None: logged only
-    max_probe_gap: float = Field(1e-3, gt=0)  # of the log-prob probe after a publish; bfloat16 needs about 0.3
+    max_probe_gap: float | None = Field(None, gt=0)  # of the probe after a publish; None: 1e-4 in float32, 0.3 in bfloat16
+    close_timeout_s: float = Field(8, gt=0)  # at the end, and after Ctrl-C
     max_broken_share: float = Field(0.05, ge=0, le=1)  # of responses with missing or NaN log-probs in a round
 
 

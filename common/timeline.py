@@ -47,9 +47,10 @@ class Timeline:
         """Seconds since the start of the run."""
         return self._clock() - self._start
 
-    def listen(self, listener: Listener) -> None:
-        """Call `listener` with each later event; it must be quick and must not raise."""
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` with each later event; it must be quick and must not raise. Returns the call that ends it."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def emit(self, kind: str, **fields: Any) -> Event:
         """Record one event at the present time."""
