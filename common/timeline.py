@@ -37,9 +37,10 @@ Listener = Callable[[Event], None]
 class Timeline:
     """Appends events to a file and tells the listeners (live display, metrics), in order."""
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic, *, start: float | None = None) -> None:
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic, *, offset_s: float = 0.0) -> None:
+        """`offset_s`: where a resumed run goes on."""
         self._clock = clock
-        self._start = clock() if start is None else start
+        self._start = clock() - offset_s
         self._file: IO[str] | None = path.open("a", encoding="utf-8") if path else None
         self._listeners: list[Listener] = []
 
