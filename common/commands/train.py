@@ -20,7 +20,6 @@ from common.run import Run, RunResult
 from common.rundir import RunDir, create, plan_run_dir
 from common.timeline import Timeline, read_timeline
 
-
 FIXED = ("seed", "model", "workload", "trainer", "groups_per_round", "responses_per_group", "groups_per_update")
 
 
