@@ -26,7 +26,7 @@ class Verdict(StrEnum):
     OK = "ok"  # right, or for graded rewards: scored
     WRONG = "wrong"  # an answer was found and is not right
     NO_ANSWER = "no_answer"  # no answer was found
-    TIMEOUT = "timeout"  # the answer made the verifier run out of time: the model's doing, reward 0
+    TIMEOUT = "timeout"  # the answer made the verifier run out of time or memory: the model's doing, reward 0
     ERROR = "error"  # the verifier failed: no reward, out of the baseline
 
 
