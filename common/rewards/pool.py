@@ -9,10 +9,11 @@ Workers come from a fork server that never holds the driver's threads. A call's 
     time limit passed: the worker is killed        TIMEOUT   0.0       the answer's doing
     memory limit reached (MemoryError)             TIMEOUT   0.0       the answer's doing as well: it asked for the memory
     scorer raised, or returned no finite number    ERROR     None
-    worker died (os._exit, segfault, kill -9)      ERROR     None      nobody can say whose doing
+    worker died (segfault, kill -9, os._exit(3))   ERROR     None      nobody can say whose doing
 
-A killed worker is replaced at once; a pool that breaks as a whole is replaced at the next call. Workers ignore Ctrl-C and die
-with the driver however that ends. The fork server itself stays until the driver ends: other parts may share it.
+A killed worker is replaced at once; a pool that breaks as a whole is replaced at the next call. (A scorer that calls os._exit(0)
+looks like a hang and becomes TIMEOUT.) Workers ignore Ctrl-C and die with the driver however that ends.
+The fork server itself stays until the driver ends: other parts may share it.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class VerifierPool:
             raise RunError(
                 f"verifier: no worker was ready within {deadline_s:g} s; see its imports in rewards.function"
             ) from None
-        except (BrokenProcessPool, ProcessExpired) as error:
+        except (RuntimeError, ProcessExpired) as error:  # BrokenProcessPool is a RuntimeError
             raise RunError(f"verifier: a worker ended while starting ({_line(error)})") from error
 
     async def score(self, task: dict[str, Any], response: str) -> Score:

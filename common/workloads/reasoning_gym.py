@@ -38,8 +38,10 @@ class _Part:
 def generate_rows(config: WorkloadConfig) -> Iterator[Row]:
     """`config.size` rows, the same for the same seed. Raises ConfigError for an unknown name and bad parameters."""
     name = config.name.removeprefix(PREFIX)
-    specs = _mix_specs(config.options) if name == MIX else [("workload.options", {"name": name, **config.options})]
-    parts = [_part(field, spec, config, index) for index, (field, spec) in enumerate(specs)]
+    if name == MIX:
+        parts = [_mixed_part(config, index, spec) for index, spec in enumerate(_mix_specs(config.options))]
+    else:
+        parts = [_Part(name, 1.0, *_create("workload.name", "workload.options", name, config.options, config, 0))]
     chooser = Random(f"{config.seed}:mix")
     next_index = [0] * len(parts)
     for choice in chooser.choices(range(len(parts)), weights=[part.weight for part in parts], k=config.size):
@@ -47,32 +49,50 @@ def generate_rows(config: WorkloadConfig) -> Iterator[Row]:
         next_index[choice] += 1
 
 
-def _mix_specs(options: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _mix_specs(options: dict[str, Any]) -> list[Any]:
     specs = options.get("datasets")
     if set(options) != {"datasets"} or not isinstance(specs, list) or not specs:
         rule = f"must be {{datasets: [...]}} for {PREFIX}{MIX}"
         raise ConfigError(explain("workload.options", rule, options, "list {name, weight, ...} of each data set there"))
-    for index, spec in enumerate(specs):
-        if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
-            raise ConfigError(explain(f"workload.options.datasets.{index}", "must be {name, weight, ...}", spec, "add its name"))
-    return [(f"workload.options.datasets.{index}", spec) for index, spec in enumerate(specs)]
+    return specs
 
 
-def _part(field: str, spec: dict[str, Any], config: WorkloadConfig, index: int) -> _Part:
-    options = {key: value for key, value in spec.items() if key not in {"name", "weight"}}
+def _mixed_part(config: WorkloadConfig, index: int, spec: Any) -> _Part:
+    field = f"workload.options.datasets.{index}"
+    if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
+        raise ConfigError(explain(field, "must be {name, weight, ...}", spec, "add its name"))
     weight = spec.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
         raise ConfigError(explain(f"{field}.weight", "must be a number above 0", weight, "raise it, or remove the data set"))
-    settings = _settings_class(spec["name"], "workload.name" if field == "workload.options" else f"{field}.name")
+    options = {key: value for key, value in spec.items() if key not in {"name", "weight"}}
+    return _Part(spec["name"], float(weight), *_create(f"{field}.name", field, spec["name"], options, config, index))
+
+
+def _create(
+    name_field: str, field: str, name: str, given: dict[str, Any], config: WorkloadConfig, index: int
+) -> tuple[dict[str, Any], Any]:
+    """All keyword arguments of the data set, and the data set. `name_field` and `field`: where name and options were typed."""
+    _check_options(field, name, given, _settings_class(name, name_field))
+    from reasoning_gym.factory import create_dataset
+
+    options = {**given, "seed": Random(f"{config.seed}:{index}").randrange(2**31), "size": config.size}
+    try:
+        data_set = create_dataset(name, **options)
+        data_set[0]  # some settings fail only here
+    except Exception as error:  # the library asserts, raises and divides; each time the settings are at fault
+        cause = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(explain(field, f"must suit {name}", given, f"change them ({cause})")) from error
+    return options, data_set
+
+
+def _check_options(field: str, name: str, options: dict[str, Any], settings: type) -> None:
     known = {setting.name for setting in dataclasses.fields(settings)} - {"seed", "size"}
-    for key in options:
+    for key, value in options.items():
         if key in {"seed", "size"}:
-            raise ConfigError(explain(f"{field}.{key}", "is set for the whole workload", options[key], f"use workload.{key}"))
+            raise ConfigError(explain(f"{field}.{key}", "is set for the whole workload", value, f"use workload.{key}"))
         if key not in known:
             near = _nearest(key, known) or f"known here: {', '.join(sorted(known))}"
-            raise ConfigError(explain(f"{field}.{key}", f"is no setting of {spec['name']}", options[key], near))
-    options |= {"seed": Random(f"{config.seed}:{index}").randrange(2**31), "size": config.size}
-    return _Part(spec["name"], float(weight), options, _create(field, spec["name"], options))
+            raise ConfigError(explain(f"{field}.{key}", f"is no setting of {name}", value, near))
 
 
 def _settings_class(name: str, field: str) -> type:
@@ -88,19 +108,6 @@ def _settings_class(name: str, field: str) -> type:
 def _nearest(word: str, words: Any) -> str | None:
     near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else None
-
-
-def _create(field: str, name: str, options: dict[str, Any]) -> Any:
-    from reasoning_gym.factory import create_dataset
-
-    try:
-        data_set = create_dataset(name, **options)
-        data_set[0]  # some settings fail only here
-    except Exception as error:  # the library asserts, raises and divides; each time the settings are at fault
-        given = {key: value for key, value in options.items() if key not in {"seed", "size"}}
-        cause = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ConfigError(explain(field, f"must suit {name}", given, f"change them ({cause})")) from error
-    return data_set
 
 
 def _row(part: _Part, index: int) -> Row:

@@ -21,6 +21,9 @@ WhenShort = Literal["wrap", "short", "stop"]
 class PromptSampler:
     """Draws indices of problems, round by round."""
 
+    _order: list[int]  # of the epoch
+    _position: int
+
     def __init__(self, num_problems: int, seed: int, when_short: WhenShort = "wrap") -> None:
         if num_problems < 1:
             raise DataError(explain("workload", "must hold at least one problem", num_problems, "check workload.path or size"))

@@ -202,6 +202,25 @@ def test_a_bad_function_fails_the_start_with_its_line() -> None:
         ask("right", function="planted_rewards:missing")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("import time; time.sleep(3600)", "no worker was ready within 1 s"), ("import os; os._exit(3)", "ended")],
+)
+def test_a_function_whose_import_never_ends_or_kills_fails_the_start(body: str, message: str, tmp_path: Path) -> None:
+    name = f"import_{message.split()[0]}"
+    (tmp_path / f"{name}.py").write_text(body)
+
+    async def run() -> None:
+        pool = VerifierPool(RewardConfig(function=f"{name}:score"))
+        with pytest.raises(RunError, match=message):
+            await pool.start(deadline_s=1)
+        await pool.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        asyncio.run(run())
+
+
 DRIVER = """
 import asyncio, sys
 from common.config import RewardConfig
