@@ -82,10 +82,11 @@ def check_pattern(field: str, pattern: str | None) -> None:
 class RewardConfig(Section):
     """How responses are scored."""
 
-    function: str | None = None  # dotted path `package.module:function` of (task, response) -> float; None: the workload's own
+    # Dotted path `package.module:function` of (task, response) -> reward or (reward, reason); None: the workload's own
+    function: str | None = None
     workers: int = Field(1, ge=1)  # killable verifier processes
     timeout_s: float = Field(5.0, gt=0)  # wall clock of one call
-    memory_mb: int = Field(2048, ge=64)  # address space of a worker beyond its start
+    memory_mb: int = Field(2048, ge=64)  # address space of a worker beyond that of its start; an answer that needs more gets 0
 
 
 class SamplingConfig(Section):

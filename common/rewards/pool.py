@@ -11,9 +11,9 @@ Workers come from a fork server that never holds the driver's threads. A call's 
     scorer raised, or returned no finite number    ERROR     None
     worker died (segfault, kill -9, os._exit(3))   ERROR     None      nobody can say whose doing
 
-A killed worker is replaced at once; a pool that breaks as a whole is replaced at the next call. (A scorer that calls os._exit(0)
-looks like a hang and becomes TIMEOUT.) Workers ignore Ctrl-C and die with the driver however that ends.
-The fork server itself stays until the driver ends: other parts may share it.
+A killed worker is replaced at once; a pool that breaks as a whole (an idle worker was killed) too, and the calls
+it lost are asked again. (A scorer that calls os._exit(0) looks like a hang and becomes TIMEOUT.) Workers ignore Ctrl-C and die
+with the driver however that ends. The fork server itself stays until the driver ends: other parts may share it.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from common.records import Verdict
 from common.rewards import worker
 
 _LIVENESS_S = 1.0  # how often a waiting call looks whether the pool still lives
+_TRIES = 3  # of one call, where the pool as a whole broke under it
 
 
 class VerifierPool:
@@ -73,19 +75,14 @@ class VerifierPool:
         """
         if self._pool is None:
             await self.start()
-        start = time.monotonic()
-        try:
-            return await self._ask(task, response)
-        except TimeoutError:
-            reason = f"no verdict within {self._config.timeout_s:g} s"
-            return Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=self._config.timeout_s)
-        except ProcessExpired as error:
-            reason = f"the worker ended with {_exit_name(error.exitcode)}"
-        except RunError:
-            raise
-        except Exception as error:  # unpicklable tasks, a broken pool: whatever fails here is the verifier's doing
-            reason = _line(error)
-        return Score(reward=None, status=Verdict.ERROR, reason=reason, duration_s=time.monotonic() - start)
+        for _ in range(_TRIES):
+            try:
+                return await self._ask(self._living_pool(), task, response)
+            except BrokenProcessPool as error:
+                reason = _line(error)
+                if self._is_closed:
+                    break
+        return Score(reward=None, status=Verdict.ERROR, reason=reason)
 
     async def close(self) -> None:
         """End all workers; calls that still wait get ERROR. Idempotent."""
@@ -97,9 +94,24 @@ class VerifierPool:
         self._driver_end.close()
         self._lifeline.close()
 
-    async def _ask(self, task: dict[str, Any], response: str) -> Score:
-        pool = self._living_pool()
-        future = asyncio.wrap_future(pool.schedule(worker.score, args=(task, response), timeout=self._config.timeout_s))
+    async def _ask(self, pool: ProcessPool, task: dict[str, Any], response: str) -> Score:
+        """One try. Raises BrokenProcessPool where the pool as a whole is gone, which no single answer is to blame for."""
+        start = time.monotonic()
+        try:
+            return await self._result(pool, pool.schedule(worker.score, args=(task, response), timeout=self._config.timeout_s))
+        except TimeoutError:
+            reason = f"no verdict within {self._config.timeout_s:g} s"
+            return Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=self._config.timeout_s)
+        except ProcessExpired as error:
+            reason = f"the worker ended with {_exit_name(error.exitcode)}"
+        except RuntimeError as error:  # of `schedule`, where the pool broke a moment ago
+            raise BrokenProcessPool(str(error)) from error
+        except Exception as error:  # a task or score that cannot be pickled: whatever fails here is the verifier's doing
+            reason = _line(error)
+        return Score(reward=None, status=Verdict.ERROR, reason=reason, duration_s=time.monotonic() - start)
+
+    async def _result(self, pool: ProcessPool, scheduled: Future[Score]) -> Score:
+        future = asyncio.wrap_future(scheduled)
         try:
             while not (await asyncio.wait({future}, timeout=_LIVENESS_S))[0]:
                 if not pool.active:  # a call still in the broken pool's queue would never hear of it
