@@ -5,7 +5,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 
 | kind | further fields |
 | --- | --- |
-| run_start | name, schedule; for the display also rounds, groups_per_round, responses_per_group, groups_per_update, max_logprob_gap |
+| run_start | name, schedule, rounds, groups_per_round, responses_per_group, groups_per_update, max_logprob_gap (or null) |
 | run_end | status (finished, failed, stopped), detail |
 | phase | name (what the run does outside rollout and training, until the next phase or round_start: `start engines`) |
 | round_start | version, num_groups |

@@ -57,6 +57,9 @@ class _GroupState:
     is_dropped: bool = False
 
 
+_START = (("start Ray", 2.1), ("start engines", 6.4), ("start trainer", 3.2), ("publish version 0", 0.8))
+
+
 class _Killed(Exception):
     pass
 
@@ -92,7 +95,12 @@ class Simulation:
                     groups_per_update=plan.update_groups,
                     max_logprob_gap=0.05,
                 )
-                for name, seconds in (("start Ray", 2.1), ("start engines", 6.4), ("start trainer", 3.2), ("publish version 0", 0.8)):
+                for name, seconds in (
+                    ("start Ray", 2.1),
+                    ("start engines", 6.4),
+                    ("start trainer", 3.2),
+                    ("publish version 0", 0.8),
+                ):
                     self.emit("phase", name=name)
                     self.now += seconds
                 for number in range(plan.rounds):
