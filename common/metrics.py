@@ -175,19 +175,10 @@ class _Round:
 
     def metrics(self) -> RoundMetrics:
         """The figures so far."""
-        return RoundMetrics(
-            round=self.round,
-            version=self.version,
-            schedule=self.schedule,
-            is_finished=self.is_finished,
-            retries=self.retries,
-            publish_s=self.publish_s,
-            books=self.books,
-            **self._times(),
-            **self._rewards_and_groups(),
-            **self._lengths(),
-            **self._updates(),
-        )
+        same = {
+            name: getattr(self, name) for name in ("round", "version", "schedule", "is_finished", "retries", "publish_s", "books")
+        }
+        return RoundMetrics(**same, **self._times(), **self._groups(), **self._lengths(), **self._updates())
 
     def _since_start(self, moment: float | None) -> float | None:
         return None if moment is None else moment - self.start_s
@@ -214,7 +205,7 @@ class _Round:
     def _tokens(self) -> int:
         return sum(self.group_tokens.get(group, 0) for _, _, group in self.accumulates)
 
-    def _rewards_and_groups(self) -> dict[str, Any]:
+    def _groups(self) -> dict[str, Any]:
         trained = sorted(self.group_rewards[group] for _, _, group in self.accumulates if group in self.group_rewards)
         return {
             "tokens": self._tokens(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import DataError, explain
+from common.figures import number, percent, seconds, small
 from common.metrics import RoundMetrics, collect_rounds, summarize
 from common.report import gantt, summary
 from common.report.html import write_page
@@ -32,7 +33,7 @@ ROWS: tuple[Row, ...] = (
     ("reward_mean", "Reward, mean", "small", None),
     ("logprob_gap_max", "Log-prob gap, largest", "small", None),
 )
-_FORMATS = {"seconds": summary.seconds, "percent": summary.percent, "number": summary.number, "small": summary.small}
+_FORMATS = {"seconds": seconds, "percent": percent, "number": number, "small": small}
 
 
 class _Side:
@@ -61,7 +62,7 @@ def write_compare_report(compare_dir: Path) -> Path:
     context = {
         "title": compare_dir.resolve().name,
         "sides": sides,
-        "settings": [pair for pair in summary.settings(base.info) if pair[0] != "Schedule"],
+        "settings": summary.settings(base.info),
         "rows": [_row(row, sides) for row in ROWS],
         "tiles": [_tile(side, base) for side in sides],
     }
@@ -90,13 +91,20 @@ def _change(value: float | None, base: float | None) -> float | None:
     return value / base - 1 if value is not None and base else None
 
 
+def _signed(change: float | None) -> str:
+    if change is None:
+        return ""
+    text = f"{100 * change:+.1f} %"
+    return "±0.0 %" if text in ("+0.0 %", "-0.0 %") else text.replace("-", "−")
+
+
 def _row(row: Row, sides: list[_Side]) -> dict[str, Any]:
     key, title, form, lower_is_better = row
     values = [side.medians[key] for side in sides]
     changes = [_change(value, values[0]) if place else None for place, value in enumerate(values)]
     best = min((value for value in values if value is not None), default=None) if lower_is_better else None
     cells = [
-        {"text": _FORMATS[form](value), "change": "" if change is None else f"{100 * change:+.1f} %", "best": value == best}
+        {"text": _FORMATS[form](value), "change": _signed(change), "best": value == best}
         for value, change in zip(values, changes, strict=True)
     ]
     return {"title": title, "cells": [{**cell, "best": cell["best"] and best is not None} for cell in cells]}
@@ -104,7 +112,7 @@ def _row(row: Row, sides: list[_Side]) -> dict[str, Any]:
 
 def _tile(side: _Side, base: _Side) -> dict[str, str]:
     change = None if side is base else _change(side.medians["r2t_end_s"], base.medians["r2t_end_s"])
-    waits = f"trainer waits {summary.percent(side.medians['waiting_ratio'])}"
-    against = "" if change is None else f"{100 * change:+.1f} % against {base.label}; "
+    waits = f"trainer waits {percent(side.medians['waiting_ratio'])}"
+    against = "" if change is None else f"{_signed(change)} against {base.label}; "
     role = "plain" if change is None or change >= 0 else "train"
-    return {"label": side.label, "value": summary.seconds(side.medians["r2t_end_s"]), "note": against + waits, "role": role}
+    return {"label": side.label, "value": seconds(side.medians["r2t_end_s"]), "note": against + waits, "role": role}

@@ -13,6 +13,7 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from common.figures import seconds
 from common.metrics import RoundMetrics, collect_rounds
 from common.report import gantt, summary
 from common.report.rundir import RunInfo, run_events, run_info
@@ -38,7 +39,7 @@ def write_report(run_dir: Path) -> Path:
         "books": summary.books_rows(rounds),
         "incidents": lines,
         "num_incidents": num_lines,
-        "elapsed": summary.seconds(info.end_s),
+        "elapsed": seconds(info.end_s),
     }
     return write_page(run_dir / "report.html", "report.html.j2", context, page_data(info, rounds, events))
 

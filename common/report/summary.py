@@ -5,32 +5,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from common.figures import DASH, number, percent, seconds, small
 from common.metrics import RoundMetrics
 from common.report.rundir import RunInfo, nested, plain
 from common.timeline import Event
-
-DASH = "–"
-
-
-def seconds(value: float | None) -> str:
-    """`12.3 s`."""
-    return DASH if value is None else f"{value:,.1f} s" if value < 100 else f"{value:,.0f} s"
-
-
-def percent(value: float | None) -> str:
-    """`12.3 %`."""
-    return DASH if value is None else f"{100 * value:.1f} %"
-
-
-def number(value: float | None, digits: int = 0) -> str:
-    """`1,234` or `0.123`."""
-    return DASH if value is None else f"{value:,.{digits}f}"
-
-
-def small(value: float | None) -> str:
-    """Three significant digits, for gaps and norms."""
-    return DASH if value is None else f"{value:.3g}"
-
 
 Column = tuple[str, str, Callable[[RoundMetrics], str]]
 
@@ -61,7 +39,6 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 _SETTINGS = (
-    ("Schedule", "schedule"),
     ("Model", "model.path"),
     ("Model", "model.recipe"),
     ("Workload", "workload.name"),
@@ -83,8 +60,7 @@ _SETTINGS = (
 
 def settings(info: RunInfo) -> list[tuple[str, str]]:
     """The configuration in a few words."""
-    config = {**info.config, "schedule": info.schedule}
-    found = ((label, nested(config, path)) for label, path in _SETTINGS)
+    found = ((label, nested(info.config, path)) for label, path in _SETTINGS)
     return [(label, plain(value)) for label, value in found if value is not None]
 
 
@@ -119,7 +95,7 @@ def tiles(info: RunInfo, rounds: list[RoundMetrics]) -> list[dict[str, str]]:
         ("Rounds", str(len(finished)), planned, "plain"),
         ("Reward", f"{number(first, 2)} → {number(last, 2)}", "mean of the first and the last two rounds", "reward"),
         ("Trainer waits", percent(wait), "wait / (wait + compute), median round", "wait"),
-        ("Rollout to train end", seconds(r2t), "median round", "plain"),
+        ("Round time", seconds(r2t), "rollout to train end, median round", "plain"),
         ("Rollout", f"{number(out)} tok/s", "sampled, median round", "rollout"),
         ("Training", f"{number(into)} tok/s", "trained per second of compute, median round", "train"),
         ("Log-prob gap", small(gap), f"largest; limit {small(limit) if limit else 'not set'}", "bad" if is_over else "plain"),

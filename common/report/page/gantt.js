@@ -94,7 +94,7 @@ class Chart {
       this.shapes.push({ type: "line", x0: moment, x1: moment, y0, y1: this.top - GAP, line: { color: color("ink"), width: 1, dash: "dot" } });
       this.annotations.push({
         x: moment, y: y0, text: `${label} ${moment.toFixed(1)} s`, showarrow: false, xanchor: atRight ? "right" : "left",
-        yanchor: "middle", xshift: atRight ? -4 : 4, font: { size: 11, color: color("ink") },
+        yanchor: "middle", xshift: atRight ? -4 : 4, font: { size: 11, color: color("ink") }, bgcolor: color("card"), borderpad: 0,
       });
     });
   }
