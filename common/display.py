@@ -4,7 +4,7 @@ The listener only counts; drawing happens at most twice a second, whatever the n
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -189,38 +189,28 @@ def _now(progress: Progress, now_s: float) -> Text:
 
 
 def final_table(rounds: Sequence[RoundMetrics], run_dir: Path) -> Table:
-    """The run's rounds, and where it lies; fits 80 columns."""
-    caption = Text(f"run directory: {run_dir}", style="default", overflow="fold")
-    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False, padding=(0, 1))
-    titles = (
-        "round",
-        "reward",
-        "round\ntime",
-        "rollout",
-        "first\ndispatch",
-        "trainer\nwaits",
-        "tok/s\nout",
-        "tok/s\nin",
-        "groups",
-        "gap",
-        "step",
-    )
-    for title in titles:
+    """The run's rounds, and where it lies; fits 80 columns. A star marks a round that did not finish."""
+    words = "times in seconds; groups: trained of all; gap: largest log-prob gap of the first update"
+    caption = Text(f"{words}\nrun directory: {run_dir}", style="default", overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0), show_edge=False)
+    for title, _ in _COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
     if len(rounds) > _TABLE_ROWS:
         table.title = f"last {_TABLE_ROWS} of {len(rounds)} rounds"
-    for m in rounds[-_TABLE_ROWS:]:
-        table.add_row(
-            str(m.round) if m.is_finished else f"{m.round}*",
-            number(m.reward_mean, 2),
-            seconds(m.r2t_end_s),
-            seconds(m.rollout_s),
-            seconds(m.first_dispatch_s),
-            percent(m.waiting_ratio),
-            number(m.rollout_tokens_per_s),
-            number(m.train_tokens_per_s),
-            f"{m.groups_trained}/{m.groups_trained + m.groups_filtered + m.groups_dropped}",
-            small(m.logprob_gap_max),
-            DASH if m.optimizer_step is None else str(m.optimizer_step),
-        )
+    for metrics in rounds[-_TABLE_ROWS:]:
+        table.add_row(*(show(metrics) for _, show in _COLUMNS))
     return table
+
+
+_COLUMNS: tuple[tuple[str, Callable[[RoundMetrics], str]], ...] = (
+    ("round", lambda m: f"{m.round}{'' if m.is_finished else '*'}"),
+    ("reward", lambda m: number(m.reward_mean, 3)),
+    ("train\nend", lambda m: number(m.r2t_end_s, 1)),
+    ("rollout", lambda m: number(m.rollout_s, 1)),
+    ("first\ndispatch", lambda m: number(m.first_dispatch_s, 1)),
+    ("waits", lambda m: percent(m.waiting_ratio)),
+    ("tok/s\nout", lambda m: number(m.rollout_tokens_per_s)),
+    ("tok/s\nin", lambda m: number(m.train_tokens_per_s)),
+    ("groups", lambda m: f"{m.groups_trained}/{m.groups_trained + m.groups_filtered + m.groups_dropped}"),
+    ("gap", lambda m: small(m.logprob_gap_max)),
+)

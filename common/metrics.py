@@ -271,12 +271,13 @@ class RoundCollector:
 
 
 def collect_rounds(events: Iterable[Event]) -> list[RoundMetrics]:
-    """Every round of a recorded timeline, the last one also where it did not finish."""
+    """Every round of a recorded timeline, also an unfinished last one; of a repeated round (after a resume) the last try."""
     collector = RoundCollector()
     for event in events:
         collector.listen(event)
     unfinished = collector.unfinished()
-    return [*collector.rounds, unfinished] if unfinished else collector.rounds
+    found = [*collector.rounds, unfinished] if unfinished else collector.rounds
+    return list({metrics.round: metrics for metrics in found}.values())
 
 
 def append_metrics(path: Path, metrics: RoundMetrics) -> None:

@@ -31,9 +31,12 @@ def run_events(run_dir: Path) -> Iterator[Event]:
 def _checked(path: Path) -> Iterator[Event]:
     """`read_timeline` with its faults as one line."""
     try:
-        yield from read_timeline(path)
+        for event in read_timeline(path):
+            if not isinstance(event, dict) or not {"t", "kind"} <= event.keys():
+                raise ValueError(f"no `t` and `kind` in {str(event)[:60]}")
+            yield event
     except (OSError, ValueError) as error:
-        rule = f"its {TIMELINE} must be JSON lines ({error})"
+        rule = f"its {TIMELINE} must hold an event a line ({error})"
         raise DataError(explain("RUN_DIR", rule, str(path.parent), "remove the broken line, or give another run")) from error
 
 

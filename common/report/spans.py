@@ -18,7 +18,7 @@ from common.timeline import Event
 class Span:
     """One bar."""
 
-    place: str  # replica name, "trainer", "verifier" or "publish"
+    place: str  # replica name, "trainer", "verifier", "publish" or "phase"
     lane: int  # slot of the replica, or lane of the verifier
     name: str
     start_s: float
@@ -94,7 +94,7 @@ class SpanBuilder:
         elif kind in ("round_start", "round_end", "run_end", "phase"):
             yield from self.close(event["t"])
             if kind == "phase":
-                self._phase = self._span(event, "publish", 0, event["name"], event["t"])
+                self._phase = self._span(event, "phase", 0, event["name"], event["t"])
 
     def close(self, now_s: float) -> Iterator[Span]:
         """End everything that is still open."""

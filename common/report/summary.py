@@ -96,8 +96,8 @@ def tiles(info: RunInfo, rounds: list[RoundMetrics]) -> list[dict[str, str]]:
         ("Reward", f"{number(first, 2)} → {number(last, 2)}", "mean of the first and the last two rounds", "reward"),
         ("Trainer waits", percent(wait), "wait / (wait + compute), median round", "wait"),
         ("Round time", seconds(r2t), "rollout to train end, median round", "plain"),
-        ("Rollout", f"{number(out)} tok/s", "sampled, median round", "rollout"),
-        ("Training", f"{number(into)} tok/s", "trained per second of compute, median round", "train"),
+        ("Rollout tokens/s", number(out), "sampled, median round", "rollout"),
+        ("Training tokens/s", number(into), "of compute, median round", "train"),
         ("Log-prob gap", small(gap), f"largest; limit {small(limit) if limit else 'not set'}", "bad" if is_over else "plain"),
     )
     return [dict(zip(("label", "value", "note", "role"), row, strict=True)) for row in rows]

@@ -17,8 +17,8 @@ from common.timeline import Event
 
 Record = dict[str, Any]
 
-_FIXED = {"round": 1, "trainer": 2, "verifier": 3, "publish": 4, "queue": 5}  # process ids; replicas follow
-_TITLES = {"round": "rounds", "publish": "start and publish", "queue": "complete-group queue"}
+_FIXED = {"round": 1, "trainer": 2, "verifier": 3, "publish": 4, "queue": 5, "phase": 6}  # process ids; replicas follow
+_TITLES = {"round": "rounds", "phase": "start", "queue": "complete-group queue"}
 
 
 def _microseconds(seconds: float) -> float:
@@ -159,9 +159,10 @@ def write_trace(run_dir: Path) -> Path:
     """Write RUN_DIR/trace.json. Raises DataError where RUN_DIR is not a run directory."""
     path = run_dir / "trace.json"
     events = run_events(run_dir)
-    with path.open("w", encoding="utf-8") as file:
+    draft = path.with_suffix(".json.tmp")
+    with draft.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, record in enumerate(trace_records(events)):
             file.write((",\n" if number else "") + json.dumps(record, separators=(",", ":")))
         file.write("\n]}\n")
-    return path
+    return draft.replace(path)
