@@ -6,7 +6,7 @@ with none (or, under `serial`, before the rollout is done) it waits. Pure: no cl
 
 from dataclasses import dataclass, field
 
-from common.timeline import Event
+from common.timeline import Event, group_number
 
 _KEPT_NOTES = 4
 _KEPT_REWARDS = 40
@@ -127,6 +127,7 @@ class Progress:
         self.notes = [*self.notes, text][-_KEPT_NOTES:]
 
     def _in_dispatch(self, current: RoundProgress, event: Event) -> None:
+        current.num_groups = max(current.num_groups, group_number(event["group"]) + 1)  # refills
         current.in_flight[event["request"]] = (event["group"], str(event["replica"]), event["t"])
 
     def _in_response(self, current: RoundProgress, event: Event) -> None:
@@ -148,7 +149,6 @@ class Progress:
         current.num_complete += 1
         current.num_filtered += bool(event.get("filtered"))
         current.group_tokens[event["group"]] = event["tokens"]
-        current.num_groups = max(current.num_groups, current.num_complete + current.num_dropped)  # refills
 
     def _in_group_drop(self, current: RoundProgress, event: Event) -> None:
         for request in [name for name, (group, _, _) in current.in_flight.items() if group == event["group"]]:

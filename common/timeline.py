@@ -79,6 +79,12 @@ class Timeline:
         self.close()
 
 
+def group_number(group: str) -> int:
+    """The order of a group from its name: 17 of `r3/g17`; 0 for names of another form."""
+    digits = group.rpartition("g")[2]
+    return int(digits) if digits.isdigit() else 0
+
+
 # Written through at once: what a person needs after a crash. The rest goes with the file's buffer.
 _FLUSHED = frozenset(
     {"run_start", "run_end", "round_start", "round_end", "rollout_done", "update", "group_drop", "stall", "publish"}

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from common.metrics import RoundMetrics
-from common.report.spans import Span, SpanBuilder, group_number
-from common.timeline import Event
+from common.report.spans import Span, SpanBuilder
+from common.timeline import Event, group_number
 
 MAX_BARS = 30_000  # request bars in one page
-MAX_SLOTS = 160  # of one engine, drawn one by one
+MAX_SLOTS = 320  # of all engines together, drawn one by one
 MAX_STEPS = 1_500  # points of an in-flight curve
 
 Chart = dict[str, Any]
@@ -67,13 +67,15 @@ def chart(spans: RoundSpans, metrics: RoundMetrics) -> Chart:
     """The values of one chart."""
     requests = [span for span in spans.spans if "ended_by" in span.args]
     places = sorted({span.place for span in requests}, key=lambda name: (len(name), name))
-    draws_bars = len(requests) <= MAX_BARS // 2
+    slots = {place: 1 + max(span.lane for span in requests if span.place == place) for place in places}
+    draws_bars = len(requests) <= MAX_BARS // 2 and sum(slots.values()) <= MAX_SLOTS
     return {
         "round": spans.number,
         "end": _rounded(spans.end_s - spans.start_s),
         "orders": 1 + max((group_number(span.group or "") for span in requests), default=0),
         "engines": [
-            _engine(place, [span for span in requests if span.place == place], spans.start_s, draws_bars) for place in places
+            _engine(place, count, [span for span in requests if span.place == place], spans.start_s, draws_bars)
+            for place, count in slots.items()
         ],
         "trainer": [_trainer_bar(span, spans.start_s) for span in spans.spans if span.place == "trainer"],
         "verifier": [_bar(span, spans.start_s) for span in spans.spans if span.place == "verifier"] if draws_bars else [],
@@ -94,10 +96,9 @@ def _trainer_bar(span: Span, start_s: float) -> list[Any]:
     return [*_bar(span, start_s), span.name, span.args.get("update"), span.group]
 
 
-def _engine(name: str, spans: list[Span], start_s: float, draws_bars: bool) -> Chart:
-    slots = 1 + max(span.lane for span in spans)
+def _engine(name: str, slots: int, spans: list[Span], start_s: float, draws_bars: bool) -> Chart:
     engine: Chart = {"name": name, "slots": slots}
-    if draws_bars and slots <= MAX_SLOTS:
+    if draws_bars:
         engine["bars"] = [
             [*_bar(span, start_s), span.lane, group_number(span.group or ""), span.name, span.args.get("tokens"), _fate(span)]
             for span in spans

@@ -28,12 +28,6 @@ class Span:
     args: dict[str, Any] = field(default_factory=dict)
 
 
-def group_number(group: str) -> int:
-    """The order of a group from its name: 17 of `r3/g17`; 0 for names of another form."""
-    digits = group.rpartition("g")[2]
-    return int(digits) if digits.isdigit() else 0
-
-
 class Slots:
     """Gives the lowest free number."""
 

@@ -15,7 +15,7 @@ Column = tuple[str, str, Callable[[RoundMetrics], str]]
 COLUMNS: tuple[Column, ...] = (
     ("Round", "round", lambda m: str(m.round)),
     ("Reward", "mean over all scored responses", lambda m: number(m.reward_mean, 3)),
-    ("Rollout to train end", "round start to the end of the last update", lambda m: seconds(m.r2t_end_s)),
+    ("To train end", "round start to the end of the last update", lambda m: seconds(m.r2t_end_s)),
     ("Rollout", "round start to the last group", lambda m: seconds(m.rollout_s)),
     ("First group", "first group handed to the trainer", lambda m: seconds(m.first_group_s)),
     ("First dispatch", "first update's last group handed to the trainer", lambda m: seconds(m.first_dispatch_s)),
@@ -83,6 +83,7 @@ def gap_limit(info: RunInfo) -> float | None:
 def tiles(info: RunInfo, rounds: list[RoundMetrics]) -> list[dict[str, str]]:
     """The figures on top of the page: label, value, note, role."""
     finished = [metrics for metrics in rounds if metrics.is_finished]
+    rounds = finished or rounds  # half a round would distort means and medians
     first, last = (_mean([m.reward_mean for m in part]) for part in (rounds[:2], rounds[-2:]))
     gap = max((m.logprob_gap_max for m in rounds if m.logprob_gap_max is not None), default=None)
     limit = gap_limit(info)

@@ -2,8 +2,10 @@
 // Reward, waiting ratio, log-prob gap and response lengths, round by round.
 (function () {
   if (!DATA.rounds || !DATA.rounds.length) return;
-  const numbers = DATA.rounds.map((row) => row.round);
-  const column = (name, scale = 1) => DATA.rounds.map((row) => (row[name] === null ? null : row[name] * scale));
+  const finished = DATA.rounds.filter((row) => row.is_finished);
+  const rows = finished.length ? finished : DATA.rounds; // half a round would bend the curves
+  const numbers = rows.map((row) => row.round);
+  const column = (name, scale = 1) => rows.map((row) => (row[name] === null ? null : row[name] * scale));
   const mode = numbers.length > 40 ? "lines" : "lines+markers";
   const step = Math.max(1, Math.ceil(numbers.length / 10));
   const byRound = { title: { text: "round", standoff: 6 }, showgrid: false, dtick: step, tick0: numbers[0], zeroline: false };

@@ -31,14 +31,13 @@ class Chart {
     trace.hovertext.push(hover);
   }
 
-  engine(engine, colors) {
-    const slot = engine.slots <= 12 ? 9 : engine.slots <= 32 ? 6 : engine.slots <= 80 ? 3.5 : 2;
+  engine(engine, colors, slot) {
     const height = engine.bars ? engine.slots * slot : 90;
     this.label(engine.name, height);
     this.shapes.push({ type: "rect", layer: "below", xref: "paper", x0: 0, x1: 1, y0: this.top, y1: this.top + height, line: { width: 0 }, fillcolor: color("soft") });
     for (const [start, end, lane, order, name, tokens, fate] of engine.bars || []) {
       const hover = `${name}<br>${engine.name}, slot ${lane}<br>${range(start, end)}<br>${tokens === null ? fate : `${tokens} tokens, ${fate}`}`;
-      this.bar("request", start, end, this.top + lane * slot, slot - (slot > 3 ? 1 : 0.4), colors[order] || colors[0], hover);
+      this.bar("request", start, end, this.top + lane * slot, slot - (slot > 3 ? 1 : slot > 2 ? 0.4 : 0), colors[order] || colors[0], hover);
     }
     if (engine.steps) this.occupancy(engine, height);
     this.top += height + GAP;
@@ -110,7 +109,9 @@ class Chart {
     this.top += head;
     const from = this.top;
     const colors = groupColors(chart.orders);
-    chart.engines.forEach((engine) => this.engine(engine, colors));
+    const slots = chart.engines.reduce((sum, engine) => sum + engine.slots, 0);
+    const slot = Math.max(1.4, Math.min(8, 310 / slots)); // pixels
+    chart.engines.forEach((engine) => this.engine(engine, colors, slot));
     this.verifier(chart.verifier);
     this.trainer(chart.trainer);
     this.publish(chart.publish);
@@ -150,7 +151,8 @@ function levelsNeeded(markers, span, narrow) {
   const shown = () => (DATA.compare ? DATA.charts : [DATA.charts[select.selectedIndex]]);
   if (select) {
     options(select, DATA.charts.map((chart) => [chart.round, String(chart.round)]));
-    select.selectedIndex = DATA.charts.length - 1;
+    const whole = DATA.charts.map((chart) => DATA.rounds.some((row) => row.round === chart.round && row.is_finished));
+    select.selectedIndex = whole.includes(true) ? whole.lastIndexOf(true) : 0;
   }
   draw("gantt", () => {
     const charts = shown();
@@ -165,6 +167,10 @@ function levelsNeeded(markers, span, narrow) {
   const refresh = () => {
     buttons[0].disabled = select.selectedIndex === 0;
     buttons[1].disabled = select.selectedIndex === DATA.charts.length - 1;
+    const bars = shown()[0].engines.some((engine) => engine.bars);
+    const what = bars ? "One bar per request on its engine slot" : "Requests in flight on each engine";
+    const some = DATA.charts.length < DATA.rounds.length ? ` ${DATA.charts.length} of ${DATA.rounds.length} rounds are in this page.` : "";
+    document.getElementById("gantt-note").textContent = `${what}; below, what the trainer did meanwhile.${some}`;
     repaint();
   };
   buttons.forEach((button, index) => button.addEventListener("click", () => { select.selectedIndex += index ? 1 : -1; refresh(); }));

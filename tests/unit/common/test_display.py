@@ -109,6 +109,11 @@ def test_after_half_an_update_it_waits_for_the_other_half() -> None:
     assert words == "trainer waits for 1 group of update 1, oldest request r3/g1/m0 on engine-1 for 3 s"
 
 
+def test_a_refill_raises_the_number_of_groups() -> None:
+    refill = {**START[2], "t": 5.0, "request": "r3/g4/m0", "group": "r3/g4"}
+    assert progress_at([*START, refill]).round.num_groups == 5
+
+
 def test_serial_waits_for_the_end_of_the_rollout() -> None:
     events = [{**START[0], "schedule": "serial"}, *START[1:], *leave(5.0, 0)]
     assert progress_at(events).who_waits(6.0).startswith("trainer waits for the rollout's end: 3 groups to go, oldest request")

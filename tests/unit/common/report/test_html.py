@@ -117,13 +117,13 @@ def test_samples_are_bounded_and_say_so(run, monkeypatch) -> None:
 
 
 def test_large_rounds_become_occupancy_and_long_runs_keep_first_and_last() -> None:
-    events = synthetic.simulate(synthetic.Plan(rounds=1, groups=64, capacity=200, replicas=1))
+    events = synthetic.simulate(synthetic.Plan(rounds=1, groups=128, capacity=400, replicas=1))
     spans = round_spans(events)
     from common.metrics import collect_rounds
 
     (engine,) = chart(spans[0], collect_rounds(events)[0])["engines"]
     assert "bars" not in engine
-    assert max(count for _, count in engine["steps"]) == 200
+    assert max(count for _, count in engine["steps"]) == 400
     many = {number: _SizedSpans(number, MAX_BARS // 4) for number in range(9)}
     assert [entry.number for entry in chosen_rounds(many)] == [0, 3, 5, 8]
 

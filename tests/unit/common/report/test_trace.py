@@ -9,8 +9,9 @@ import pytest
 import synthetic
 
 from common.errors import DataError
-from common.report.spans import Lanes, Slots, SpanBuilder, group_number
+from common.report.spans import Lanes, Slots, SpanBuilder
 from common.report.trace import trace_records, write_trace
+from common.timeline import group_number
 
 
 @pytest.fixture(params=["serial", "cgp", "fgd"])
