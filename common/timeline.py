@@ -5,13 +5,15 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 
 | kind | further fields |
 | --- | --- |
-| run_start, run_end | name, schedule / status |
+| run_start | name, schedule, rounds, groups_per_round, responses_per_group, groups_per_update, max_logprob_gap (or null) |
+| run_end | status (finished, failed, stopped), detail |
+| phase | name (what the run does outside rollout and training, until the next phase or round_start: `start engines`) |
 | round_start | version, num_groups |
 | dispatch | request, group, member, replica (a request enters an engine) |
-| response | start, request, group, member, replica, tokens, finish_reason, version |
+| response | start (of its dispatch), request, group, member, replica, tokens, finish_reason, version |
 | retry | request, group, reason (rejected for its version, lost, or timed out) |
 | verify | start, group, member, status, reward |
-| group_complete | group, order, reward_mean, reward_std, tokens, filtered |
+| group_complete | group, order, reward_mean, reward_std, tokens, filtered (a Reason, or null) |
 | group_drop | group, reason, detail |
 | rollout_done | |
 | wait | start, on (the trainer waits) |
@@ -19,9 +21,11 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | update | update, optimizer_step, loss, grad_norm, metrics |
 | publish | start, phase (export, check, transfer, probe), version |
 | stall | message (the watchdog) |
-| round_end | books, metrics of the round |
+| round_end | books (rule 3: groups, refilled, trained, filtered, dropped, requests, finished, failed, cancelled) |
 
-`request` and `group` are strings: `r3/g17/m2`, `r3/g17`.
+`request` and `group` are strings: `r3/g17/m2`, `r3/g17`, where 17 is the group's order. A request leaves its engine with its
+`response` or `retry`, at the latest with its group's `group_drop`. An accumulate covers one group; `update` counts within the
+round. Figures of a round: `common.metrics`.
 """
 
 import json
@@ -75,6 +79,12 @@ class Timeline:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def group_number(group: str) -> int:
+    """The order of a group from its name: 17 of `r3/g17`; 0 for names of another form."""
+    digits = group.rpartition("g")[2]
+    return int(digits) if digits.isdigit() else 0
 
 
 # Written through at once: what a person needs after a crash. The rest goes with the file's buffer.
