@@ -50,26 +50,29 @@ class Publisher:
         self._spool: Path | None = None
         self.last_gap = 0.0
 
-    async def publish(self, version: int) -> None:
-        """All four phases. Raises PublishError; the engines are then either untouched or reported dead."""
-        spool = await self.export(version)
-        with self._phase("transfer", version):
+    async def publish(self, version: int, round_index: int | None = None) -> None:
+        """All four phases, at the end of round `round_index` (None: before the first).
+
+        Raises PublishError; the engines are then either untouched or reported dead.
+        """
+        spool = await self.export(version, round_index)
+        with self._phase("transfer", version, round_index):
             await self._bounded(self._engines.publish(version, spool), "transfer")
-        with self._phase("probe", version):
+        with self._phase("probe", version, round_index):
             self.last_gap = await self._bounded(self._probe(version), "probe")
         if not self.last_gap <= self._max_gap:
             raise PublishError(
                 f"weight version {version}: after the publish an engine's log-probs differ from the trainer's by "
-                f"{self.last_gap:.3g}, above limits.max_probe_gap ({self._max_gap:g}): the engine does not serve the weights that it was given"
+                f"{self.last_gap:.3g}, above limits.max_probe_gap ({self._max_gap:g}): it does not serve the weights it was given"
             )
 
-    async def export(self, version: int) -> Path:
+    async def export(self, version: int, round_index: int | None = None) -> Path:
         """The first two phases: a checked spool, which replaces the one before."""
         spool = self._root / f"v{version}"
         shutil.rmtree(spool, ignore_errors=True)
-        with self._phase("export", version):
+        with self._phase("export", version, round_index):
             await self._bounded(self._trainer.export_weights(spool, version), "export")
-        with self._phase("check", version):
+        with self._phase("check", version, round_index):
             await asyncio.to_thread(check_spool, spool, version, self._layout)
         if self._spool is not None and self._spool != spool:
             shutil.rmtree(self._spool, ignore_errors=True)
@@ -122,10 +125,11 @@ class Publisher:
         return prompt, await engine.generate(request, sampling)
 
     @contextmanager
-    def _phase(self, phase: str, version: int) -> Iterator[None]:
+    def _phase(self, phase: str, version: int, round_index: int | None) -> Iterator[None]:
         start = self._timeline.now()
         yield
-        self._timeline.emit("publish", start=round(start, 6), phase=phase, version=version)
+        where = {} if round_index is None else {"round": round_index}
+        self._timeline.emit("publish", start=round(start, 6), phase=phase, version=version, **where)
 
     async def _bounded(self, call: Awaitable[Result], phase: str) -> Result:
         limit = self._config.limits.publish_timeout_s

@@ -9,7 +9,7 @@ Framework-free asyncio; every schedule takes this path. Each group ends exactly 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from common.books import Books
@@ -27,6 +27,10 @@ GroupListener = Callable[[Group, Problem], None]
 Refill = Callable[[], Problem | None]
 
 
+async def _publish_nothing() -> None:
+    """For rounds without engines to publish to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What a round works with."""
@@ -38,6 +42,7 @@ class Parts:
     timeline: Timeline
     on_group: GroupListener = lambda group, problem: None  # each complete group, trained or not
     refill: Refill = lambda: None  # one more problem, or None
+    publish: Callable[[], Awaitable[None]] = _publish_nothing  # the round's weights, after its last update (rule 6)
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class Round:
         self._books = Books()
 
     async def run(self, problems: Sequence[Problem]) -> RoundResult:
-        """Sample, score and train `problems`, one group each (R of them, or fewer in a short round).
+        """Sample, score and train `problems`, one group each (R of them, or fewer in a short round), then publish.
 
         Raises the first error of either side; the open update is then aborted and nothing runs on.
         """
@@ -64,6 +64,7 @@ class Round:
                 task.cancel()
             await asyncio.gather(rollout, train, watchdog, return_exceptions=True)
         self._books.check()
+        await self._parts.publish()
         timeline.emit("round_end", round=self._index, books=self._books.as_dict())
         return RoundResult(index=self._index, version=self._version, updates=tuple(self._train_side.updates), books=self._books)
 

@@ -1,6 +1,6 @@
 """A run: version 0 is published, then rounds; after each round the next version (rule 6), metrics and, if due, a checkpoint.
 
-    publish 0 ──> round 0 ──> publish 1 ──> round 1 ──> ... ──> round N-1 ──> export N ──> model/
+    publish 0 ──> round 0, publish 1 ──> round 1, publish 2 ──> ... ──> round N-1, export N ──> model/
 
 The last version is exported and checked, but not sent to the engines: nothing will be sampled from it.
 """
@@ -73,12 +73,11 @@ class Run:
         if resume:
             await self._restore()
         timeline.emit("phase", name=f"publishing weight version {self._version}")
-        await parts.publisher.publish(self._version)
+        await parts.publisher.publish(self._version, None)
         try:
             while self._round < self._config.rounds and (problems := self._draw()):
                 await Round(self._config, self._round_parts(), index=self._round, version=self._version).run(problems)
                 self._round += 1
-                await self._next_version()
                 await self._save_if_due()
         finally:
             self._groups.close()
@@ -102,6 +101,7 @@ class Run:
             timeline=parts.timeline,
             on_group=self._store,
             refill=self._refill,
+            publish=self._publish,
         )
 
     def _draw(self) -> list[Problem]:
@@ -115,13 +115,12 @@ class Run:
     def _store(self, group: Group, problem: Problem) -> None:
         self._groups.write(self._round, group, prompt=problem.prompt)
 
-    async def _next_version(self) -> None:
+    async def _publish(self) -> None:
+        """The end of a round: its weights are the next version."""
         self._version += 1
-        if self._round < self._config.rounds:
-            self._parts.timeline.emit("phase", name=f"publishing weight version {self._version}")
-            await self._parts.publisher.publish(self._version)
-        else:
-            await self._parts.publisher.export(self._version)
+        publisher = self._parts.publisher
+        is_last = self._round + 1 == self._config.rounds
+        await (publisher.export if is_last else publisher.publish)(self._version, self._round)
 
     async def _save_if_due(self) -> None:
         every, is_last = self._config.checkpoint.every, self._round == self._config.rounds

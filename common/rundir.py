@@ -1,7 +1,6 @@
 """The run directory (design section 8): where everything of a run lies, and its state for a resume."""
 
 import json
-import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ def write_atomically(path: Path, text: str) -> None:
     """All of `text`, or what was there before."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:

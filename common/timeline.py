@@ -45,6 +45,8 @@ class Timeline:
         """`offset_s`: where a resumed run goes on."""
         self._clock = clock
         self._start = clock() - offset_s
+        if path is not None:
+            _cut_torn_line(path)
         self._file: IO[str] | None = path.open("a", encoding="utf-8") if path else None
         self._listeners: list[Listener] = []
 
@@ -100,3 +102,9 @@ def read_timeline(path: Path) -> Iterator[Event]:
             if not line.endswith("\n"):
                 return
             yield json.loads(line)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """What a killed run wrote of its last event must not stand in front of a resumed run's first."""
+    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])

@@ -101,11 +101,9 @@ def _emit_start(config: Config, timeline: Timeline) -> None:
 
 
 def _last_event_s(run_dir: RunDir) -> float:
-    """Where a resumed timeline goes on; a torn last line is cut off."""
-    text = run_dir.timeline.read_bytes() if run_dir.timeline.exists() else b""
-    if not text.endswith(b"\n"):
-        run_dir.timeline.write_bytes(text[: text.rfind(b"\n") + 1])
-    return max((float(event["t"]) for event in read_timeline(run_dir.timeline)), default=0.0)
+    """Where a resumed timeline goes on."""
+    events = read_timeline(run_dir.timeline) if run_dir.timeline.exists() else iter(())
+    return max((float(event["t"]) for event in events), default=0.0)
 
 
 def _end_on_sigterm() -> None:

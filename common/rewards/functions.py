@@ -29,7 +29,7 @@ def load_function(path: str) -> RewardFunction:
     if function is None:
         raise ConfigError(explain(FIELD, f"module {module_name} must define {name}", path, "check the spelling of the function"))
     _check(function, path)
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _import(module_name: str, path: str) -> object:

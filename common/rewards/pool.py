@@ -149,7 +149,7 @@ class VerifierPool:
 
 
 def _end(pool: ProcessPool) -> None:
-    pool.stop()  # type: ignore[no-untyped-call]
+    pool.stop()
     pool.join()
 
 

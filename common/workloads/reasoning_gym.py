@@ -102,7 +102,7 @@ def _settings_class(name: str, field: str) -> type:
         near = f"use {PREFIX}{MIX}" if name == "composite" else _nearest(name, DATASETS)
         remedy = near or "`workloads show` lists the names"
         raise ConfigError(explain(field, "must be a reasoning-gym data set", name, remedy))
-    return DATASETS[name][1]  # type: ignore[no-any-return]
+    return DATASETS[name][1]
 
 
 def _nearest(word: str, words: Any) -> str | None:
