@@ -70,7 +70,7 @@ class Simulation:
     def __init__(self, plan: Plan, timeline_path: Path | None, listeners: tuple[Callable[[Event], None], ...] = ()) -> None:
         self.plan, self.now = plan, 0.0
         self.random = random.Random(plan.seed)
-        self.timeline = Timeline(timeline_path, clock=lambda: self.now, start=0.0)
+        self.timeline = Timeline(timeline_path, clock=lambda: self.now)
         for listener in listeners:
             self.timeline.listen(listener)
         self.optimizer_step = 0

@@ -18,7 +18,7 @@ STALL = {"t": 20.0, "kind": "stall", "message": "no progress for 30 s: " + "engi
 
 def show(events: list[Event], width: int, terminal: bool) -> tuple[LiveDisplay, Console]:
     now = [0.0]
-    timeline = Timeline(None, clock=lambda: now[0], start=0.0)
+    timeline = Timeline(None, clock=lambda: now[0])
     console = Console(file=io.StringIO(), width=width, height=24, force_terminal=terminal, color_system=None)
     display = LiveDisplay(timeline, console)
     for event in events:
