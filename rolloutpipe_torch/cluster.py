@@ -1,33 +1,43 @@
-"""Ray's life in this process: started on this machine alone, bound to the loopback address, quiet."""
+"""Ray's life in this process: a node of our own on this machine, quiet, listening on the loopback address alone.
+
+Where `RAY_ADDRESS` names a running cluster, that one is joined instead; its nodes must see the run directory.
+"""
 
 import logging
 import os
 from pathlib import Path
 
 import ray
+from ray._private import ray_constants
 
-# Ray reads these when it starts; the caller's own values win.
+# The caller's own values win.
 _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors without GPUs keep the caller's CUDA_VISIBLE_DEVICES
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Without this, Ray turns the loopback address into an outside one and its servers listen on all interfaces.
+    # Whatever its name says, it works on Linux too; read when `ray` is imported, so it is set here for the children only.
+    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
 }
 _OBJECT_STORE_BYTES = 256 * 2**20  # weights go through the spool; only samples and results pass here
 
 
 def start_ray(num_cpus: int | None = None) -> None:
-    """Start a Ray of our own; where one runs in this process already, nothing. Ends with this process."""
+    """Start or join Ray; where it runs in this process already, nothing. A node of our own ends with this process."""
     if ray.is_initialized():
+        return
+    _share_import_path()
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    _share_import_path()
+    ray_constants.ENABLE_RAY_CLUSTER = False  # the same in this process, where `ray` is imported already
     ray.init(
         num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=_OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
     )
 
 
@@ -40,5 +50,5 @@ def _share_import_path() -> None:
 
 
 def stop_ray() -> None:
-    """End all actors and Ray itself; idempotent."""
+    """End all actors and a node of our own; idempotent."""
     ray.shutdown()
