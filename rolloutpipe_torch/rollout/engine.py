@@ -27,6 +27,9 @@ UNSET = -1  # weight version before the first publish
 
 # (token ids, log-probs, vLLM's finish reason, weight version of the first and of the last token)
 Output = tuple[list[int], list[float], str, int, int]
+Phases = list[tuple[str, Callable[[], Awaitable[Any]]]]
+
+_RESUME_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +131,14 @@ class VllmEngine:
         touched; otherwise it is dead.
         """
         self._check_alive()
+        name = self._settings.name
         if version <= self._version:
-            raise PublishError(f"{self._settings.name} serves weight version {self._version}; version {version} does not follow it")
+            raise PublishError(f"{name} serves weight version {self._version}; version {version} does not follow it")
         if self._running:
-            raise PublishError(f"{self._settings.name} still has {len(self._running)} requests in flight")
-        shards = spool_files(Path(spool))
-        phases = self._publish_phases(version, shards)
-        return await self._run_phases(version, phases)
+            raise PublishError(f"{name} still has {len(self._running)} requests in flight")
+        return await self._run_phases(version, self._publish_phases(version, spool_files(Path(spool))))
 
-    def _publish_phases(self, version: int, shards: list[Path]) -> list[tuple[str, Callable[[], Awaitable[Any]]]]:
+    def _publish_phases(self, version: int, shards: list[Path]) -> Phases:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         async def load() -> None:
@@ -153,27 +155,32 @@ class VllmEngine:
             ("resume", self._llm.resume_generation),
         ]
 
-    async def _run_phases(self, version: int, phases: list[tuple[str, Callable[[], Awaitable[Any]]]]) -> dict[str, float]:
+    async def _run_phases(self, version: int, phases: Phases) -> dict[str, float]:
+        limit_s = self._settings.publish_timeout_s
         seconds: dict[str, float] = {}
         phase = ""
         try:
-            async with asyncio.timeout(self._settings.publish_timeout_s):
+            async with asyncio.timeout(limit_s):
                 for phase, run in phases:
                     start = time.monotonic()
                     await run()
                     seconds[phase] = time.monotonic() - start
-        except BaseException as error:
-            cause = f"no answer within {self._settings.publish_timeout_s:g} s" if isinstance(error, TimeoutError) else one_line(error)
+        except Exception as error:
+            cause = f"not done within {limit_s:g} s" if isinstance(error, TimeoutError) else one_line(error)
             message = f"{self._settings.name}: publish of weight version {version} failed in phase {phase}: {cause}"
-            if phase == "pause":
-                await self._llm.resume_generation()
-            else:
+            if phase != "pause" or not await self._is_resumed():
                 self._fault = message
-            if isinstance(error, Exception):
-                raise PublishError(message) from error
-            raise
+            raise PublishError(message) from error
         self._version = version
         return seconds
+
+    async def _is_resumed(self) -> bool:
+        try:
+            async with asyncio.timeout(_RESUME_TIMEOUT_S):
+                await self._llm.resume_generation()
+        except Exception:  # whatever it was: the engine does not serve
+            return False
+        return True
 
     async def _reset_prefix_cache(self) -> None:
         # vLLM keeps the cache through a weight update, and answers False where it could not reset.

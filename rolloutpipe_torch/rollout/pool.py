@@ -2,14 +2,16 @@
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import Awaitable, Hashable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from common.config import Config
 from common.errors import ConfigError, DuplicateRequestError, EngineError, RolloutPipeError, explain
@@ -34,7 +36,7 @@ class RemoteEngine:
     def __init__(self, name: str, actor: Any, capacity: int) -> None:
         self.name = name
         self.pid = 0
-        self._actor = actor
+        self.actor = actor
         self._capacity = capacity
         self._keys: dict[Hashable, str] = {}  # request id -> vLLM's id, while in flight
         self._numbers = itertools.count()
@@ -55,10 +57,10 @@ class RemoteEngine:
         key = self._keys[request.request_id] = str(next(self._numbers))
         wire = (sampling.temperature, sampling.max_tokens, sampling.stop_token_ids)
         try:
-            reference = self._actor.generate.remote(key, request.prompt_ids, request.seed, request.order, wire)
+            reference = self.actor.generate.remote(key, request.prompt_ids, request.seed, request.order, wire)
             token_ids, logprobs, reason, start, end = await self._answer(reference)
         except asyncio.CancelledError:
-            self._actor.abort.remote([key])
+            self.actor.abort.remote([key])
             raise
         finally:
             del self._keys[request.request_id]
@@ -75,59 +77,50 @@ class RemoteEngine:
         """As `Engine.abort`."""
         keys = [self._keys[request_id] for request_id in request_ids if request_id in self._keys]
         if keys:
-            await self._answer(self._actor.abort.remote(keys))
+            await self._answer(self.actor.abort.remote(keys))
 
     async def publish(self, version: int, spool: Path) -> None:
         """As `Engine.publish`."""
-        await self._answer(self._actor.publish.remote(version, str(spool)))
+        await self._answer(self.actor.publish.remote(version, str(spool)))
 
     async def health(self) -> list[Health]:
         """What the actor says; where it is only slow, its last state with a remark."""
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-                is_alive, version, num_running, detail = await self._answer(self._actor.health.remote())
+                is_alive, version, num_running, detail = await self._answer(self.actor.health.remote())
         except TimeoutError:
-            last = self._last
-            remark = last.detail or f"no answer within {_HEALTH_TIMEOUT_S:g} s"
-            return [
-                Health(
-                    name=last.name,
-                    is_alive=last.is_alive,
-                    weight_version=last.weight_version,
-                    num_running=last.num_running,
-                    detail=remark,
-                )
-            ]
+            # Slow is not dead: a busy machine must not end a run.
+            return [replace(self._last, detail=self._last.detail or f"no answer within {_HEALTH_TIMEOUT_S:g} s")]
         except EngineError as error:
             is_alive, version, num_running, detail = False, self._last.weight_version, 0, str(error)
-        self._last = Health(
-            name=self.name, is_alive=is_alive, weight_version=version, num_running=num_running, detail=detail
-        )
+        self._last = Health(name=self.name, is_alive=is_alive, weight_version=version, num_running=num_running, detail=detail)
         return [self._last]
 
     async def close(self) -> None:
         """Let the engine shut down, then end its process in any case."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._answer(self._actor.close.remote())
+                await self._answer(self.actor.close.remote())
         except (TimeoutError, EngineError):
             pass  # dead or stuck: the process is ended below either way
-        ray.kill(self._actor)
+        ray.kill(self.actor)
 
     async def _answer(self, reference: Awaitable[Result]) -> Result:
         try:
             return await reference
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             raise self.translate(error) from error
 
-    def translate(self, error: Exception) -> RolloutPipeError:
+    def translate(self, error: RayError) -> RolloutPipeError:
         """One line for people instead of Ray's report, which carries the remote traceback."""
-        if isinstance(error, RayActorError):
-            return EngineError(f"{self.name}: its actor process has died")
-        cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, RolloutPipeError):
-            return type(cause)(str(cause))
-        return EngineError(f"{self.name}: {one_line(cause)}")
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            return (
+                type(cause)(str(cause)) if isinstance(cause, RolloutPipeError) else EngineError(f"{self.name}: {one_line(cause)}")
+            )
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # Where the actor could not even be made, the first line is Ray's and the last one is the cause.
+        return EngineError(f"{self.name}: {lines[-1] if 'creation task' in lines[0] else lines[0]}")
 
 
 def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> Pool:
@@ -147,7 +140,7 @@ def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: in
         _await_start(engines, config.limits.start_timeout_s, log_dir)
     except BaseException:
         for engine in engines:
-            ray.kill(engine._actor)
+            ray.kill(engine.actor)
         raise
     return Pool(engines)
 
@@ -218,7 +211,7 @@ def _start_actor(settings: EngineSettings) -> RemoteEngine:
 
 def _await_start(engines: list[RemoteEngine], timeout_s: float, log_dir: Path) -> None:
     deadline = time.monotonic() + timeout_s
-    starting = {engine._actor.start.remote(): engine for engine in engines}
+    starting = {engine.actor.start.remote(): engine for engine in engines}
     while starting:
         ready, _ = ray.wait(list(starting), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -227,5 +220,13 @@ def _await_start(engines: list[RemoteEngine], timeout_s: float, log_dir: Path) -
         engine = starting.pop(ready[0])
         try:
             engine.pid = ray.get(ready[0])
-        except (RayActorError, RayTaskError, GetTimeoutError) as error:
-            raise EngineError(f"{engine.translate(error)}; its log: {log_dir / engine.name}.log") from error
+        except RayError as error:
+            log = log_dir / f"{engine.name}.log"
+            raise EngineError(f"{_first_error(log) or engine.translate(error)}; see {log}") from error
+
+
+def _first_error(log: Path) -> str:
+    # vLLM reports only that its EngineCore failed to start; the reason is what that process logged first.
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    found = re.search(r"\b\w+(?:Error|Exception): .+", text)
+    return f"{log.stem}: {found.group()}" if found else ""

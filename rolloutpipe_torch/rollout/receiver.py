@@ -9,6 +9,7 @@ oneDNN handles). A fault between start and finish leaves layers without weights:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -53,14 +54,15 @@ class SpoolReceiver(WeightTransferEngine[SpoolInit, SpoolShard]):
 
     def receive_weights(self, update_info: SpoolShard) -> None:
         """Load one shard; a layer is rebuilt as soon as the last of its tensors is here."""
-        self._missing -= self.model.load_weights(_tensors(update_info.path)) or set()
+        model: Any = self.model  # every vLLM model has `load_weights`, which names the parameters it filled
+        self._missing -= model.load_weights(_tensors(update_info.path)) or set()
 
     def finish_weight_update(self) -> None:
         """Rebuild the rest; raises PublishError that names a parameter which no shard held."""
         # Quantized models have parameters that are computed, not loaded.
         if self._missing and self.model_config.quantization is None:
             raise PublishError(f"parameter {min(self._missing)} of the engine was in no shard ({len(self._missing)} missing)")
-        finalize_layerwise_reload(self.model, self.model_config)
+        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
         rebind_tied_head(self.model)
 
     def shutdown(self) -> None:
@@ -73,7 +75,7 @@ def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, shard.get_tensor(name)
 
 
-def rebind_tied_head(model: torch.nn.Module) -> None:
+def rebind_tied_head(model: Any) -> None:
     """Give a tied `lm_head` the embedding's new weights, on CPU.
 
     There the head computes with a packed copy of its own, made when the model was first loaded. No tensor of a tied
