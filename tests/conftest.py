@@ -1,6 +1,7 @@
-"""Fixtures shared by all tests."""
+"""Fixtures of all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,13 @@ def data_dir() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return folder
+
+
+@pytest.fixture(scope="session")
+def ray_runtime() -> Iterator[None]:
+    """Ray, started once for all tests that need it."""
+    from rolloutpipe_torch.cluster import start_ray, stop_ray
+
+    start_ray()
+    yield
+    stop_ray()
