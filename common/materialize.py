@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from common.grpo import group_advantages, has_spread
+from common.grpo import StdKind, group_advantages, has_spread
 from common.records import Group, Reason, Response, Sample
 
 
-def materialize(group_id: str, order: int, version: int, samples: Sequence[Sample], *, std: str, keep_flat: bool) -> Group:
+def materialize(group_id: str, order: int, version: int, samples: Sequence[Sample], *, std: StdKind, keep_flat: bool) -> Group:
     """Advantages of the scored members; members without a reward get 0 and stay out of the baseline (rule 9).
 
     `filtered` is FAILED with fewer than two scored members, FILTERED for zero reward spread unless `keep_flat`.

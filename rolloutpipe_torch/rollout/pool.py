@@ -47,6 +47,10 @@ class RemoteEngine:
         """Requests decoded together."""
         return self._capacity
 
+    def place(self, request: Request) -> int:
+        """There is one replica."""
+        return 0
+
     async def generate(self, request: Request, sampling: Sampling) -> Response:
         """As `Engine.generate`; where the caller gives up waiting, the engine stops too."""
         if request.request_id in self._keys:
