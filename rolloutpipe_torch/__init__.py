@@ -1,1 +1,1 @@
-"""The torch trainer: FSDP2 ranks as Ray actors. Nothing is imported here, so that a part can be had without the rest."""
+"""The PyTorch room: the trainer (FSDP2) and the rollout pool (Ray actors around vLLM)."""

@@ -1,5 +1,6 @@
 """Fixtures of all tests."""
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,22 @@ from common.grpo import group_advantages
 from common.records import FinishReason, Group, Request, Response, Sample, Verdict
 
 TINY_VOCAB = 45
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of real data files: ROLLOUTPIPE_TEST_DATA, by default `../shared/data` beside the repository.
+
+    Where it is absent the test is skipped, or fails when CI=true.
+    """
+    default = Path(__file__).parents[1] / ".." / "shared" / "data"
+    folder = Path(os.environ.get("ROLLOUTPIPE_TEST_DATA") or default).resolve()
+    if not folder.is_dir():
+        reason = "real data files are absent; set ROLLOUTPIPE_TEST_DATA to their folder"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ async def train(trainer, groups, updates=2):
 
 
 def export(trainer, spool):
-    asyncio.run(trainer.export_weights(spool))
+    asyncio.run(trainer.export_weights(spool, 0))
     return {name: tensor for file in spool_files(spool) for name, tensor in load_file(file).items()}
 
 

@@ -217,9 +217,9 @@ def test_logprobs_of_empty_responses_are_empty(tiny_model):
 
 def test_exports_are_numbered_by_rounds_and_have_the_files_dtype(tiny_untied_model, tmp_path):
     with trainer_of(tiny_untied_model) as trainer:
-        asyncio.run(trainer.export_weights(tmp_path / "v0"))
+        asyncio.run(trainer.export_weights(tmp_path / "v0", 0))
         asyncio.run(trainer.begin_round())
-        asyncio.run(trainer.export_weights(tmp_path / "v1"))
+        asyncio.run(trainer.export_weights(tmp_path / "v1", 1))
     layout = model_layout(tiny_untied_model)
     assert {spec.dtype for spec in layout.values()} == {"bfloat16"} and "lm_head.weight" in layout
     check_spool(tmp_path / "v0", 0, layout)
