@@ -145,7 +145,10 @@ class TorchTrainer:
         await self._ranks.call("export_weights", spool.absolute(), version)
 
     async def save(self, directory: Path) -> None:
-        """Write the state into the new `directory`, which appears when all of it is there. Not within an update."""
+        """Write the state into the new `directory`, which appears when all of it is there.
+
+        Not within an update, and between rounds where the round's weights are kept: that copy is not saved.
+        """
         self._need_no_update("save")
         if directory.exists():
             raise UsageError(explain("save", "must be given a new directory", str(directory), "choose another name"))
