@@ -148,21 +148,19 @@ def test_new_weights_of_a_tied_model_are_used_head_included(tied: Served) -> Non
 
 def test_planted_stale_head_would_be_noticed(tied: Served) -> None:
     tied.publish(0)
-    asyncio.run(plant_stale_head(tied, True))
+    tied.plant(plant_stale_head, True)
     try:
         tied.publish(1)
         assert tied.gap(1, requests(8)) > OTHER
     finally:
-        asyncio.run(plant_stale_head(tied, False))
+        tied.plant(plant_stale_head, False)
     tied.publish(1)
     assert tied.gap(1, requests(8)) < SAME
 
 
-async def plant_stale_head(served: Served, is_planted: bool) -> None:
-    async def call(engine: Any) -> None:
-        await engine._llm.collective_rpc("plant_stale_head", args=(is_planted,))
-
-    await served.actor.__ray_call__.remote(call)
+def plant_stale_head(engine: Any, is_planted: bool) -> None:
+    # Not awaited: the worker takes calls in their order, so it comes before the next publish.
+    engine.planting = asyncio.ensure_future(engine._llm.collective_rpc("plant_stale_head", args=(is_planted,)))
 
 
 def test_prompt_cached_under_old_weights_is_computed_anew(tied: Served) -> None:
