@@ -159,8 +159,9 @@ def test_planted_stale_head_would_be_noticed(tied: Served) -> None:
 
 
 def plant_stale_head(engine: Any, is_planted: bool) -> None:
-    # Not awaited: the worker takes calls in their order, so it comes before the next publish.
-    engine.planting = asyncio.ensure_future(engine._llm.collective_rpc("plant_stale_head", args=(is_planted,)))
+    # Ray runs this in a thread beside the actor's event loop.
+    call = engine._llm.collective_rpc("plant_stale_head", args=(is_planted,))
+    asyncio.run_coroutine_threadsafe(call, engine._llm.output_handler.get_loop()).result(10)
 
 
 def test_prompt_cached_under_old_weights_is_computed_anew(tied: Served) -> None:
