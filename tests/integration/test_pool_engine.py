@@ -251,6 +251,19 @@ def test_abort_returns_the_tokens_so_far(tied: Served) -> None:
         assert whole.token_ids[: len(short.token_ids)] == short.token_ids
 
 
+def test_abort_reaches_requests_that_have_only_just_been_sent(tied: Served) -> None:
+    async def sent_and_aborted() -> list[Response]:
+        tasks = [asyncio.create_task(tied.pool.generate(each, Sampling(max_tokens=480))) for each in requests(32, prompt_len=20)]
+        await asyncio.sleep(0)
+        await tied.pool.abort([each.request_id for each in requests(32)])
+        return await asyncio.gather(*tasks)
+
+    responses = asyncio.run(sent_and_aborted())
+    assert {response.finish_reason for response in responses} == {FinishReason.ABORT}
+    # Also those without a token, to which vLLM gives no version.
+    assert {(response.version_start, response.version_end) for response in responses} == {(tied.version, tied.version)}
+
+
 def test_giving_up_on_a_request_stops_it_in_the_engine(tied: Served) -> None:
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
