@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -65,15 +65,18 @@ async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closin
     verifier = VerifierPool(config.rewards, examples=prepared.workload.examples, log=run_dir.logs / "verifier.log")
     closing.append(verifier)
 
-    async def keep(start: Awaitable[Any]) -> Any:
-        part = await start
+    async def keep(start: Callable[[], Awaitable[Any]]) -> Any:
+        part = await start()
         closing.append(part)
         return part
 
-    start_engines = asyncio.to_thread(pool_room.start_pool, config, prepared.model_dir, run_dir.logs, prepared.max_model_len)
-    start_trainer = room_of(config, "trainer").start_trainer(config, prepared.model_dir, run_dir.logs)
-    starts = [asyncio.create_task(keep(start)) for start in (start_engines, start_trainer)]
-    starts.append(asyncio.create_task(verifier.start(config.limits.start_timeout_s)))
+    model_dir, logs = prepared.model_dir, run_dir.logs
+    start_pool, start_trainer = pool_room.start_pool, room_of(config, "trainer").start_trainer
+    starts = [
+        asyncio.create_task(keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len))),
+        asyncio.create_task(keep(lambda: start_trainer(config, model_dir, logs))),
+        asyncio.create_task(verifier.start(config.limits.start_timeout_s)),
+    ]
     try:
         engine, trainer, _ = await asyncio.gather(*starts)
     except BaseException:

@@ -77,7 +77,7 @@ def serve(directory: Path, *, tied: bool, eos: list[int] | None, **options: Any)
             "limits": {"publish_timeout_s": 30},
         }
     )
-    pool = start_pool(config, directory / "model-0", directory / "logs", MAX_MODEL_LEN)
+    pool = asyncio.run(start_pool(config, directory / "model-0", directory / "logs", MAX_MODEL_LEN))
     try:
         yield Served(pool, models, directory)
     finally:
