@@ -2,8 +2,8 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from common.config import Config
@@ -17,15 +17,24 @@ from common.timeline import Timeline
 NUM_PROBES = 4  # prompts of a log-prob probe
 
 
+@contextmanager
+def ray_running(timeline: Timeline) -> Iterator[None]:
+    """Ray, for the time of the block."""
+    cluster = importlib.import_module("rolloutpipe_torch.cluster")
+    timeline.emit("phase", name="starting Ray")
+    try:
+        cluster.start_ray()
+        yield
+    finally:
+        cluster.stop_ray()
+
+
 @asynccontextmanager
 async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline) -> AsyncIterator[RunParts]:
-    """Ray, engines, trainer ranks and verifier workers, for the time of the block."""
-    cluster = importlib.import_module("rolloutpipe_torch.cluster")
+    """Engines, trainer ranks and verifier workers, for the time of the block; Ray must run."""
     closing: list[Any] = []  # what has `close`
     publisher = None
     try:
-        timeline.emit("phase", name="starting Ray")
-        cluster.start_ray()
         timeline.emit("phase", name="starting engines, trainer and verifier")
         engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing)
         publisher = _publisher(config, prepared, run_dir, timeline, engine, trainer)
@@ -41,7 +50,6 @@ async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline
         )
     finally:
         await _close_all(closing, config.limits.close_timeout_s)
-        cluster.stop_ray()
         if publisher is not None:
             publisher.close()
 
