@@ -40,6 +40,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from common.errors import ConfigError, explain
 
@@ -83,9 +84,17 @@ class Stage:
 SHORT_TERMS = (TermRange(1.0, 2, 4),)
 # Mostly short problems and a few long ones, so that response lengths have a long tail.
 QUICKSTART_TERMS = (
-    TermRange(0.60, 3, 4),
-    TermRange(0.25, 5, 7),
-    TermRange(0.15, 10, 12),
+    TermRange(0.65, 3, 4),
+    TermRange(0.20, 5, 7),
+    TermRange(0.15, 11, 13),
+)
+
+
+# For timing schedules: longer answers, mostly worked.
+LONG_TERMS = (
+    TermRange(0.65, 4, 7),
+    TermRange(0.15, 9, 13),
+    TermRange(0.20, 18, 20),
 )
 
 
@@ -352,6 +361,7 @@ def build(directory: Path, settings: WarmupSettings, progress: Progress | None =
     # Beside its final place, since a rename cannot cross file systems.
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         unfinished = Path(scratch) / "model"
+        disable_progress_bar()
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         try:
@@ -362,24 +372,31 @@ def build(directory: Path, settings: WarmupSettings, progress: Progress | None =
                 raise
 
 
-def find_or_build(options: Mapping[str, Any], report: Callable[[str], None]) -> Path:
-    """The model directory for these settings (`model.recipe_options`): from the cache, or built now.
+# `model.recipe`: the quickstart's model, which RL teaches to work its answers out, and one that does so already.
+RECIPES = {
+    "quickstart": WarmupSettings(),
+    "long_sums": WarmupSettings(stages=(Stage(300, SHORT_TERMS, 0.0), Stage(400, LONG_TERMS, 0.1))),
+}
+
+
+def find_or_build(recipe: str, options: Mapping[str, Any], report: Callable[[str], None]) -> Path:
+    """The model directory of a recipe with `model.recipe_options`: from the cache, or built now.
 
     The cache is `ROLLOUTPIPE_CACHE`, by default `~/.cache/rolloutpipe`. Raises ConfigError for an unknown option.
     """
-    settings = settings_from(options)
+    settings = settings_from(recipe, options)
     cache = Path(os.environ.get("ROLLOUTPIPE_CACHE") or Path.home() / ".cache" / "rolloutpipe")
-    directory = cache / "models" / f"quickstart-{cache_key(settings)}"
+    directory = cache / "models" / f"{recipe}-{cache_key(settings)}"
     if not directory.exists():
         start = time.monotonic()
-        report(f"building the quickstart model once: {settings.steps} supervised steps, about a minute")
+        report(f"building the model {recipe} once: {settings.steps} supervised steps, about a minute")
         build(directory, settings)
         report(f"built in {time.monotonic() - start:.0f} s: {directory}")
     return directory
 
 
-def settings_from(options: Mapping[str, Any]) -> WarmupSettings:
-    """Settings with `options` replaced; only numbers can be given so."""
+def settings_from(recipe: str, options: Mapping[str, Any]) -> WarmupSettings:
+    """A recipe's settings with `options` replaced; only numbers can be given so."""
     known = {field.name for field in fields(WarmupSettings) if field.name != "stages"}
     for name, value in options.items():
         if name not in known:
@@ -387,7 +404,7 @@ def settings_from(options: Mapping[str, Any]) -> WarmupSettings:
             raise ConfigError(explain(f"model.recipe_options.{name}", rule, value, "check the spelling"))
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ConfigError(explain(f"model.recipe_options.{name}", "must be a number", value, "remove it for the default"))
-    return replace(WarmupSettings(), **options)
+    return replace(RECIPES[recipe], **options)
 
 
 def _main() -> None:
