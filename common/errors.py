@@ -22,6 +22,8 @@ Errors cross process borders, so every one takes a single message and pickles. M
 `InputError` come from `explain`: the field as typed, the rule, the value received, the remedy.
 """
 
+from typing import SupportsIndex
+
 
 class RolloutPipeError(Exception):
     """Base of all."""
@@ -94,3 +96,11 @@ class RoundFinished(RolloutPipeError):
 def explain(field: str, rule: str, value: object, remedy: str) -> str:
     """One line for an `InputError`: `field: rule, got value; remedy`."""
     return f"{field}: {rule}, got {value!r}; {remedy}"
+
+
+def check_count(field: str, value: object, minimum: int | None, remedy: str) -> None:
+    """Raise UsageError unless `value` is a whole number (of any integer type) not below `minimum`."""
+    if not hasattr(value, "__index__"):
+        raise UsageError(explain(field, "must be a whole number", value, remedy))
+    if minimum is not None and int(value) < minimum:
+        raise UsageError(explain(field, f"must be {minimum} or more", value, remedy))

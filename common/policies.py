@@ -21,8 +21,8 @@ from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush
 from typing import Protocol
 
-from common._admission import WAITING, Admission, WaitingGroup
-from common.errors import UsageError, explain
+from common._admission import Admission, WaitingGroup
+from common.errors import check_count
 from common.records import PipelineState, PolicySnapshot, Request
 
 
@@ -66,8 +66,8 @@ class FifoAdmission(Admission):
         # Each waiting request stands here once, in the same relative order as in its group; cancelled ones are skipped.
         self._order: deque[Request] = deque()
 
-    def _arrived(self, request: Request, group: WaitingGroup) -> None:
-        self._order.append(request)
+    def _arrived(self, new: list[Request], groups: list[WaitingGroup]) -> None:
+        self._order.extend(new)
 
     def _returned(self, request: Request, group: WaitingGroup) -> None:
         self._order.appendleft(request)
@@ -75,8 +75,9 @@ class FifoAdmission(Admission):
     def _next(self) -> WaitingGroup | None:
         while self._order:
             request = self._order.popleft()
-            if self._state[request.request_id] is WAITING:
-                return self._groups[request.group_id]
+            group = self._groups[request.group_id]
+            if group.next_waiting() is request:
+                return group
         return None
 
 
@@ -121,8 +122,7 @@ class FrontierGroupDispatch(Admission):
 
     def __init__(self, frontier_width: int = 2, work_conserving: bool = True) -> None:
         super().__init__()
-        if frontier_width < 1:
-            raise UsageError(explain("frontier_width", "must be at least 1", frontier_width, "use groups_per_update"))
+        check_count("frontier_width", frontier_width, 1, "use groups_per_update")
         self._width = frontier_width
         self._work_conserving = work_conserving
         self._ready = _LowestFirst()  # holds every group with waiting requests, and some without
@@ -148,7 +148,7 @@ class FrontierGroupDispatch(Admission):
         self._frontier.remove(group)
         while lowest := self._deferred.lowest():
             self._deferred.pop()
-            if lowest.is_open and lowest not in self._frontier:
+            if lowest.requests and lowest not in self._frontier:
                 self._enter_frontier(lowest)
                 return
 
@@ -162,17 +162,21 @@ class FrontierGroupDispatch(Admission):
             heappop(self._highest)
         return self._highest[0][2]
 
-    def _arrived(self, request: Request, group: WaitingGroup) -> None:
+    def _arrived(self, new: list[Request], groups: list[WaitingGroup]) -> None:
+        for group in groups:
+            self._make_ready(group)
+
+    def _returned(self, request: Request, group: WaitingGroup) -> None:
+        self._make_ready(group)
+
+    def _make_ready(self, group: WaitingGroup) -> None:
         if not group.is_ready:
             group.is_ready = True
             self._ready.push(group)
 
-    def _returned(self, request: Request, group: WaitingGroup) -> None:
-        self._arrived(request, group)
-
     def _next(self) -> WaitingGroup | None:
         while group := self._ready.lowest():
-            if group.waiting:
+            if group.next_waiting():
                 # The lowest group that waits stands outside the frontier only if no frontier group waits.
                 return group if self._work_conserving or group in self._frontier else None
             self._ready.pop()
