@@ -32,6 +32,10 @@ class Engine(Protocol):
         """Requests that may be in flight together."""
         ...
 
+    def place(self, request: Request) -> int:
+        """The replica (0 ...) that the next `generate` of this request will use. Raises EngineError where none has room."""
+        ...
+
     async def generate(self, request: Request, sampling: Sampling) -> Response:
         """Sample one response.
 
@@ -96,7 +100,7 @@ class Trainer(Protocol):
         """Log-probs of the second part of each (prompt ids, response ids) under the current weights."""
         ...
 
-    async def export_weights(self, spool: Path) -> None:
+    async def export_weights(self, spool: Path, version: int) -> None:
         """Stream the weights, tensor by tensor, into `spool` through `common.spool.SpoolWriter`: HF names, shapes, dtypes."""
         ...
 

@@ -1,6 +1,6 @@
 """The complete-group queue: hands whole groups to the trainer, in updates of exactly U (paper, section "CGP").
 
-A synchronous object that the caller drives; `common.round.waiting` adds the wait. It serves one round of one weight version.
+A synchronous object that the caller drives; `common.waiting_queue` adds the wait. It serves one round of one weight version.
 Every group of the round is reported once, by `put` or `drop`, and the books always balance:
 
     expected (R + refills) = waiting + taken + dropped + missing

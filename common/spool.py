@@ -7,13 +7,15 @@
 name. A tied `lm_head.weight` is sent once, as the embedding it shares. Framework-free: bytes in, bytes out.
 """
 
+import hashlib
 import json
+import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, deserialize, safe_open, serialize_file
@@ -89,9 +91,10 @@ class SpoolWriter:
             self.close()
 
 
-def read_manifest(spool: Path) -> dict[str, dict[str, object]]:
+def read_manifest(spool: Path) -> dict[str, dict[str, Any]]:
     """Tensors of the manifest by name: file, dtype, shape, crc32."""
-    return dict(_manifest(spool)["tensors"])  # type: ignore[call-overload]
+    tensors: dict[str, dict[str, Any]] = _manifest(spool)["tensors"]
+    return tensors
 
 
 def spool_files(spool: Path) -> list[Path]:
@@ -133,10 +136,10 @@ def check_spool(spool: Path, version: int, expected: Mapping[str, TensorLayout])
     manifest = _manifest(spool)
     if manifest["version"] != version:
         raise PublishError(f"spool holds weight version {manifest['version']}, but version {version} is to be published")
-    tensors: dict[str, dict[str, object]] = dict(manifest["tensors"])  # type: ignore[call-overload]
+    tensors = read_manifest(spool)
     _check_coverage(set(tensors), set(expected))
     for name, spec in expected.items():
-        shape = tuple(tensors[name]["shape"])  # type: ignore[arg-type]
+        shape = tuple(tensors[name]["shape"])
         if shape != spec.shape:
             raise PublishError(f"tensor {name}: the engines expect shape {spec.shape}, the spool has {shape}")
     for file in spool_files(spool):
@@ -152,7 +155,7 @@ def _check_coverage(found: set[str], expected: set[str]) -> None:
         raise PublishError(f"tensor {extra[0]}: in the spool, but not expected by the engines ({len(extra)} such)")
 
 
-def _check_shard(file: Path, tensors: Mapping[str, Mapping[str, object]]) -> None:
+def _check_shard(file: Path, tensors: Mapping[str, Mapping[str, Any]]) -> None:
     try:
         entries = deserialize(file.read_bytes())
     except (SafetensorError, OSError) as error:
@@ -169,8 +172,33 @@ def _check_shard(file: Path, tensors: Mapping[str, Mapping[str, object]]) -> Non
             raise PublishError(f"tensor {name}: checksum of shard {file.name} does not match the manifest")
 
 
-def _manifest(spool: Path) -> dict[str, object]:
+def _manifest(spool: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((spool / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise PublishError(f"spool {spool.name}: manifest cannot be read ({' '.join(str(error).split())})") from error
+
+
+def weights_sha256(spool: Path) -> str:
+    """Of all tensors by name: equal exactly when every weight is bit-identical."""
+    parts: dict[str, str] = {}
+    for file in spool_files(spool):
+        for name, entry in deserialize(file.read_bytes()):
+            header = f"{name} {entry['dtype']} {entry['shape']}\n".encode()
+            parts[name] = hashlib.sha256(header + entry["data"]).hexdigest()
+    return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
+
+
+def write_safetensors(spool: Path, directory: Path) -> None:
+    """Copy the weights under the names that transformers and vLLM look for."""
+    files = spool_files(spool)
+    if len(files) == 1:
+        shutil.copyfile(files[0], directory / "model.safetensors")
+        return
+    names = {file.name: f"model-{number:05d}-of-{len(files):05d}.safetensors" for number, file in enumerate(files, 1)}
+    for file in files:
+        shutil.copyfile(file, directory / names[file.name])
+    tensors = read_manifest(spool)
+    weight_map = {name: names[str(entry["file"])] for name, entry in tensors.items()}
+    index = {"metadata": {"total_size": sum(file.stat().st_size for file in files)}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")

@@ -1,0 +1,142 @@
+"""One on-policy round: R groups from one weight version, trained as they complete (paper, "complete-group pipelining").
+
+Producer (`rollout_side`) and consumer (`train_side`) run side by side around the complete-group queue. All schedules are
+this one path; they differ in the admission policy and, for `serial`, in a queue that opens when the rollout is done.
+The death of either side reaches the other as an exception with its cause (rule 7), and the books are checked (rule 3).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.books import Books
+from common.config import Config
+from common.policies import AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
+from common.protocols import Problem
+from common.queue import CompleteGroupQueue
+from common.records import PipelineState, UpdateResult
+from common.rollout_side import Parts, RolloutSide
+from common.train_side import TrainSide
+from common.waiting_queue import WaitingQueue
+from common.watchdog import Watchdog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """What a round did."""
+
+    index: int
+    version: int
+    updates: tuple[UpdateResult, ...]
+    books: Books
+
+
+def make_policy(schedule: str, width: int) -> AdmissionPolicy:
+    """The admission policy of a schedule (design section 1)."""
+    if schedule in ("serial", "cgp"):
+        return FifoAdmission()
+    return FrontierGroupDispatch(frontier_width=width, work_conserving=schedule != "fgd-strict")
+
+
+class Round:
+    """`await Round(...).run(problems)`; one object serves one round."""
+
+    def __init__(self, config: Config, parts: Parts, *, index: int, version: int) -> None:
+        self._config, self._parts, self._index, self._version = config, parts, index, version
+        self._books = Books()
+
+    async def run(self, problems: Sequence[Problem]) -> RoundResult:
+        """Sample, score and train `problems`, one group each (R of them, or fewer in a short round), then publish.
+
+        Raises the first error of either side; the open update is then aborted and nothing runs on.
+        """
+        self._books.groups = len(problems)
+        timeline = self._parts.timeline
+        timeline.emit("round_start", round=self._index, version=self._version, num_groups=len(problems))
+        self._build(len(problems))
+        rollout = asyncio.create_task(self._produce(problems), name="rollout side")
+        train = asyncio.create_task(self._train_side.run(), name="train side")
+        watchdog = asyncio.create_task(self._watchdog.run(), name="watchdog")
+        try:
+            await self._join(rollout, train)
+        finally:
+            for task in (rollout, train, watchdog):
+                task.cancel()
+            await asyncio.gather(rollout, train, watchdog, return_exceptions=True)
+        self._books.check()
+        await self._parts.publish()
+        timeline.emit("round_end", round=self._index, books=self._books.as_dict())
+        return RoundResult(index=self._index, version=self._version, updates=tuple(self._train_side.updates), books=self._books)
+
+    def _build(self, num_groups: int) -> None:
+        config, parts = self._config, self._parts
+        queue = CompleteGroupQueue(
+            groups_per_round=num_groups,
+            groups_per_update=min(config.update_groups, num_groups),
+            weight_version=self._version,
+            order=config.group_order,
+        )
+        self._queue = WaitingQueue(queue, is_open=config.schedule != "serial")
+        self._train_side = TrainSide(
+            config, index=self._index, queue=self._queue, trainer=parts.trainer, timeline=parts.timeline, books=self._books
+        )
+        self._rollout_side = RolloutSide(
+            config,
+            index=self._index,
+            version=self._version,
+            policy=make_policy(config.schedule, config.width),
+            queue=self._queue,
+            parts=parts,
+            books=self._books,
+            observe=self._state,
+        )
+        self._watchdog = Watchdog(
+            config.limits.stall_s, index=self._index, engine=parts.engine, timeline=parts.timeline, describe=self._describe
+        )
+
+    async def _produce(self, problems: Sequence[Problem]) -> None:
+        try:
+            await self._rollout_side.run(problems)
+        except BaseException as error:
+            self._queue.fail(error)
+            raise
+        self._parts.timeline.emit("rollout_done", round=self._index)
+        self._queue.open()
+
+    async def _join(self, rollout: "asyncio.Task[None]", train: "asyncio.Task[list[UpdateResult]]") -> None:
+        """Until both have ended; the first error ends the round."""
+        await asyncio.wait((rollout, train), return_when=asyncio.FIRST_EXCEPTION)
+        if train.done() and rollout.done() and not rollout.cancelled() and (cause := rollout.exception()) is not None:
+            raise cause  # the train side only passes it on
+        if not train.done():
+            await asyncio.wait((train,))  # the queue has failed, so it ends; an open update is aborted first
+        for task in (rollout, train):
+            if task.done():
+                task.result()
+
+    def _state(self) -> PipelineState:
+        now, queue, engine = self._parts.timeline.now(), self._queue.snapshot(), self._parts.engine
+        trained, compute_s = queue.num_taken, self._train_side.compute_s
+        elapsed_s = now - self._rollout_side.started_s
+        return PipelineState(
+            now_s=now,
+            trainer_backlog_groups=queue.num_waiting,
+            trainer_groups_per_s=trained / compute_s if compute_s > 0 else 0.0,
+            engine_tokens_per_s=self._rollout_side.tokens / elapsed_s if elapsed_s > 0 else 0.0,
+            engine_running=len(self._rollout_side.in_flight),
+            engine_capacity=engine.capacity,
+        )
+
+    def _describe(self) -> str:
+        """Who waits for whom, in one line."""
+        queue, now = self._queue.snapshot(), self._parts.timeline.now()
+        line = (
+            f"round {self._index}: {queue.num_expected - queue.num_missing} of {queue.num_expected} groups complete, "
+            f"{queue.num_taken} with the trainer, trainer is {self._train_side.doing}"
+        )
+        in_flight = self._rollout_side.in_flight
+        if in_flight:
+            oldest = in_flight[0]
+            age_s = now - oldest.admitted_s
+            line += f"; oldest of {len(in_flight)} requests in flight: {oldest.request.request_id} for {age_s:.0f} s"
+        return line

@@ -1,0 +1,16 @@
+"""Fakes of engine, trainer and verifier, contract checks that every real one also runs, and a loop with virtual time."""
+
+from common.testing.contracts import check_engine, check_trainer
+from common.testing.fakes import FakeEngine, FakeTrainer, FakeVerifier, Fault, make_problems
+from common.testing.virtual_time import run_virtual
+
+__all__ = [
+    "FakeEngine",
+    "FakeTrainer",
+    "FakeVerifier",
+    "Fault",
+    "check_engine",
+    "check_trainer",
+    "make_problems",
+    "run_virtual",
+]
