@@ -14,16 +14,21 @@ from common.records import PipelineState, PolicySnapshot, Request
 class WaitingGroup:
     """One group's requests. Open: some wait or are in flight; a group that closes forgets its requests."""
 
-    __slots__ = ("group_id", "is_ready", "key", "num_in_flight", "num_taken", "requests", "returned")
+    __slots__ = ("arrival", "group_id", "is_ready", "num_in_flight", "num_taken", "order", "requests", "returned")
 
     def __init__(self, group_id: Hashable, order: int, arrival: int, requests: list[Request]) -> None:
         self.group_id = group_id
-        self.key = (order, arrival)  # unique, so heaps never compare groups
+        self.order = order
+        self.arrival = arrival  # unique, so heaps never compare groups
         self.requests = requests  # since it opened, as they arrived; the first `num_taken` have been admitted
         self.num_taken = 0
         self.returned: list[Request] | None = None  # admitted once and waiting again, the first to enter last
         self.num_in_flight = 0
         self.is_ready = False  # stands among the groups that may have waiting requests
+
+    def is_below(self, other: "WaitingGroup") -> bool:
+        """Served before `other`: lower order, or the same and here first."""
+        return self.order < other.order or (self.order == other.order and self.arrival < other.arrival)
 
     @property
     def num_waiting(self) -> int:
@@ -150,8 +155,8 @@ class Admission(ABC):
     def _check_order(self, request: Request) -> None:
         check_count("order", request.order, None, "number the groups of a round from 0")
         known = self._groups.get(request.group_id)
-        if known and request.order != known.key[0]:
-            self._raise_other_order(request, known.key[0])
+        if known and request.order != known.order:
+            self._raise_other_order(request, known.order)
 
     def _raise_other_order(self, request: Request, order: int) -> None:
         rule = f"must be {order} for every request of group {request.group_id!r}"

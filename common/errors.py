@@ -22,7 +22,7 @@ Errors cross process borders, so every one takes a single message and pickles. M
 `InputError` come from `explain`: the field as typed, the rule, the value received, the remedy.
 """
 
-from typing import SupportsIndex
+from operator import index
 
 
 class RolloutPipeError(Exception):
@@ -100,7 +100,9 @@ def explain(field: str, rule: str, value: object, remedy: str) -> str:
 
 def check_count(field: str, value: object, minimum: int | None, remedy: str) -> None:
     """Raise UsageError unless `value` is a whole number (of any integer type) not below `minimum`."""
-    if not hasattr(value, "__index__"):
-        raise UsageError(explain(field, "must be a whole number", value, remedy))
-    if minimum is not None and int(value) < minimum:
+    try:
+        number = index(value)  # type: ignore[arg-type]  # what this finds out
+    except TypeError:
+        raise UsageError(explain(field, "must be a whole number", value, remedy)) from None
+    if minimum is not None and number < minimum:
         raise UsageError(explain(field, f"must be {minimum} or more", value, remedy))

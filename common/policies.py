@@ -18,7 +18,7 @@ Every call is atomic: one that raises has changed nothing. Costs: O(log groups) 
 
 from collections import deque
 from collections.abc import Hashable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from common._admission import Admission, WaitingGroup
@@ -91,10 +91,10 @@ class _LowestFirst:
         self._heap: list[tuple[int, int, WaitingGroup]] = []
 
     def push(self, group: WaitingGroup) -> None:
-        if not self._run or group.key > self._run[-1].key:
+        if not self._run or self._run[-1].is_below(group):
             self._run.append(group)
         else:
-            heappush(self._heap, (*group.key, group))
+            heappush(self._heap, (group.order, group.arrival, group))
 
     def lowest(self) -> WaitingGroup | None:
         if self._run_is_lowest():
@@ -108,7 +108,7 @@ class _LowestFirst:
             heappop(self._heap)
 
     def _run_is_lowest(self) -> bool:
-        return bool(self._run) and (not self._heap or self._run[0].key < self._heap[0][:2])
+        return bool(self._run) and (not self._heap or self._run[0].is_below(self._heap[0][2]))
 
 
 class FrontierGroupDispatch(Admission):
@@ -135,7 +135,7 @@ class FrontierGroupDispatch(Admission):
             self._enter_frontier(group)
             return
         highest = self._highest_of_frontier()
-        if group.key > highest.key:
+        if highest.is_below(group):
             self._deferred.push(group)
             return
         self._frontier.remove(highest)
@@ -154,8 +154,10 @@ class FrontierGroupDispatch(Admission):
 
     def _enter_frontier(self, group: WaitingGroup) -> None:
         self._frontier.add(group)
-        order, arrival = group.key
-        heappush(self._highest, (-order, -arrival, group))
+        heappush(self._highest, (-group.order, -group.arrival, group))
+        if len(self._highest) > 2 * self._width:  # forget those that left, in constant time a group
+            self._highest = [entry for entry in self._highest if entry[2] in self._frontier]
+            heapify(self._highest)
 
     def _highest_of_frontier(self) -> WaitingGroup:
         while self._highest[0][2] not in self._frontier:
@@ -184,4 +186,4 @@ class FrontierGroupDispatch(Admission):
         return None
 
     def _frontier_ids(self) -> tuple[Hashable, ...]:
-        return tuple(group.group_id for group in sorted(self._frontier, key=lambda group: group.key))
+        return tuple(group.group_id for group in sorted(self._frontier, key=lambda group: (group.order, group.arrival)))
