@@ -237,7 +237,7 @@ def test_more_groups_than_expected_are_refused() -> None:
     put(queue, "ab")
     for report in (lambda: put(queue, "c"), lambda: queue.drop("c", Reason.FAILED)):
         with pytest.raises(
-            UsageError, match=r"^group_id: must be one of the 2 groups .* got 'c'; call extend first for a refill"
+            UsageError, match=r"^group_id: must be one of the 2 groups .* got 'c'; call extend first"
         ):
             report()
 
