@@ -6,46 +6,73 @@ group, what is out is only an id in a set, and what is looked up for each event 
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
+from itertools import groupby
+from operator import attrgetter
 
 from common.errors import DuplicateRequestError, UnknownRequestError, UsageError, check_count, explain
 from common.records import PipelineState, PolicySnapshot, Request
 
+_NO_REQUESTS: list[Request] = []  # of every closed group; never changed
+
 
 class WaitingGroup:
-    """One group's requests. Open: some wait or are in flight; a group that closes forgets its requests."""
+    """One group's requests. Open: some wait or are in flight; a group that closes forgets its requests.
 
-    __slots__ = ("arrival", "group_id", "is_ready", "num_in_flight", "num_taken", "order", "requests", "returned")
+    `requests[start:next]` have been admitted, `requests[next:stop]` never yet. The list may be shared with the other groups of
+    one submit: a list for each of 100,000 groups would cost the cyclic garbage collector more than all else here.
+    """
 
-    def __init__(self, group_id: Hashable, order: int, arrival: int, requests: list[Request]) -> None:
+    __slots__ = ("arrival", "group_id", "is_ready", "next", "num_in_flight", "order", "requests", "returned", "start", "stop")
+
+    def __init__(self, group_id: Hashable, order: int, arrival: int) -> None:
         self.group_id = group_id
         self.order = order
         self.arrival = arrival  # unique, so heaps never compare groups
-        self.requests = requests  # since it opened, as they arrived; the first `num_taken` have been admitted
-        self.num_taken = 0
+        self.is_ready = False  # stands among the groups that may have waiting requests
+        self.close()
+
+    def close(self) -> None:
+        """Forget all requests."""
+        self.requests: list[Request] = _NO_REQUESTS
+        self.start = self.next = self.stop = 0
         self.returned: list[Request] | None = None  # admitted once and waiting again, the first to enter last
         self.num_in_flight = 0
-        self.is_ready = False  # stands among the groups that may have waiting requests
+
+    def add(self, requests: list[Request], start: int, stop: int) -> None:
+        """`requests[start:stop]` wait, after all others."""
+        if not self.is_open:
+            self.requests, self.start, self.next, self.stop = requests, start, start, stop
+            return
+        if self.stop - self.start < len(self.requests):  # shared: take what is this group's
+            self.requests = self.requests[self.start : self.stop]
+            self.start, self.next, self.stop = 0, self.next - self.start, len(self.requests)
+        self.requests.extend(requests[start:stop])
+        self.stop = len(self.requests)
+
+    @property
+    def is_open(self) -> bool:
+        return self.stop > 0
+
+    @property
+    def num_waiting(self) -> int:
+        return self.stop - self.next + (len(self.returned) if self.returned else 0)
 
     def is_below(self, other: "WaitingGroup") -> bool:
         """Served before `other`: lower order, or the same and here first."""
         return self.order < other.order or (self.order == other.order and self.arrival < other.arrival)
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self.requests) - self.num_taken + (len(self.returned) if self.returned else 0)
-
     def next_waiting(self) -> Request | None:
         """The request that enters next."""
         if self.returned:
             return self.returned[-1]
-        return self.requests[self.num_taken] if self.num_taken < len(self.requests) else None
+        return self.requests[self.next] if self.next < self.stop else None
 
     def take(self) -> None:
         """`next_waiting` is in flight now."""
         if self.returned:
             self.returned.pop()
         else:
-            self.num_taken += 1
+            self.next += 1
         self.num_in_flight += 1
 
     def give_back(self, request: Request) -> None:
@@ -54,12 +81,6 @@ class WaitingGroup:
             self.returned = []
         self.returned.append(request)
         self.num_in_flight -= 1
-
-    def close(self) -> None:
-        """Forget all requests."""
-        self.requests.clear()
-        self.num_taken = self.num_in_flight = 0
-        self.returned = None
 
 
 class Admission(ABC):
@@ -78,14 +99,13 @@ class Admission(ABC):
 
     def submit(self, requests: Iterable[Request]) -> None:
         new = list(requests)
-        ids, batches = self._check_new(new)
+        ids = self._check_new(new)
         if self._known:
             self._known |= ids
         else:
-            self._known = ids
+            self._known = ids  # not copied: it may be large
         self._num_waiting += len(new)
-        groups = [self._add(group_id, batch) for group_id, batch in batches.items()]
-        self._arrived(new, groups)
+        self._arrived(new, self._add(sorted(new, key=attrgetter("order"))))
 
     def admit(self, free_slots: int) -> list[Request]:
         check_count("free_slots", free_slots, 0, "pass capacity minus requests in flight")
@@ -118,8 +138,8 @@ class Admission(ABC):
         if group is None:
             rule = "cancel_group needs a group that was submitted"
             raise UnknownRequestError(explain("group_id", rule, group_id, "check the id"))
-        in_flight = [request for request in group.requests if self._in_flight.pop(request.request_id, None)]
-        if group.requests:
+        in_flight = [r for r in group.requests[group.start : group.stop] if self._in_flight.pop(r.request_id, None)]
+        if group.is_open:
             self._num_waiting -= group.num_waiting
             self._close(group)
         return in_flight
@@ -135,32 +155,25 @@ class Admission(ABC):
             num_groups=self._num_open,
         )
 
-    def _check_new(self, new: list[Request]) -> tuple[set[Hashable], dict[Hashable, list[Request]]]:
-        """The ids and, by group, the requests. Raises without having changed anything."""
+    def _check_new(self, new: list[Request]) -> set[Hashable]:
+        """The ids. Raises without having changed anything."""
         ids = {request.request_id for request in new}
         if len(ids) < len(new) or not ids.isdisjoint(self._known):
             self._raise_duplicate(new)
-        batches: dict[Hashable, list[Request]] = {}
+        orders: dict[Hashable, int] = {}
         for request in new:
-            batch = batches.get(request.group_id)
-            if batch is None:
-                batches[request.group_id] = [request]
-                self._check_order(request)
-            elif request.order == batch[0].order:
-                batch.append(request)
-            else:
-                self._raise_other_order(request, batch[0].order)
-        return ids, batches
+            if orders.setdefault(request.group_id, request.order) != request.order:
+                self._raise_other_order(request.group_id, request.order, orders[request.group_id])
+        for group_id, order in orders.items():
+            check_count("order", order, None, "number the groups of a round from 0")
+            group = self._groups.get(group_id)
+            if group and group.order != order:
+                self._raise_other_order(group_id, order, group.order)
+        return ids
 
-    def _check_order(self, request: Request) -> None:
-        check_count("order", request.order, None, "number the groups of a round from 0")
-        known = self._groups.get(request.group_id)
-        if known and request.order != known.order:
-            self._raise_other_order(request, known.order)
-
-    def _raise_other_order(self, request: Request, order: int) -> None:
-        rule = f"must be {order} for every request of group {request.group_id!r}"
-        raise UsageError(explain("order", rule, request.order, "give a group one order"))
+    def _raise_other_order(self, group_id: Hashable, order: int, known: int) -> None:
+        rule = f"must be {known} for every request of group {group_id!r}"
+        raise UsageError(explain("order", rule, order, "give a group one order"))
 
     def _raise_duplicate(self, new: list[Request]) -> None:
         seen = set(self._known)
@@ -170,17 +183,23 @@ class Admission(ABC):
                 raise DuplicateRequestError(explain("request_id", rule, request.request_id, "submit each request once a round"))
             seen.add(request.request_id)
 
-    def _add(self, group_id: Hashable, batch: list[Request]) -> WaitingGroup:
-        group = self._groups.get(group_id)
-        is_open = group is not None and bool(group.requests)
-        if group is None:
-            group = self._groups[group_id] = WaitingGroup(group_id, batch[0].order, len(self._groups), batch)
-        else:
-            group.requests.extend(batch)
-        if not is_open:
-            self._num_open += 1
-            self._opened(group)
-        return group
+    def _add(self, requests: list[Request]) -> list[WaitingGroup]:
+        """Put requests, sorted by order, into their groups. Returns the groups, some perhaps twice."""
+        groups = []
+        start = 0
+        for group_id, members in groupby(requests, key=attrgetter("group_id")):
+            group = self._groups.get(group_id)
+            if group is None:
+                group = self._groups[group_id] = WaitingGroup(group_id, requests[start].order, len(self._groups))
+            was_open = group.is_open
+            stop = start + len(list(members))
+            group.add(requests, start, stop)
+            if not was_open:
+                self._num_open += 1
+                self._opened(group)
+            groups.append(group)
+            start = stop
+        return groups
 
     def _pop_in_flight(self, request_id: Hashable, call: str) -> Request:
         request = self._in_flight.pop(request_id, None)
@@ -206,7 +225,7 @@ class Admission(ABC):
 
     @abstractmethod
     def _arrived(self, new: list[Request], groups: list[WaitingGroup]) -> None:
-        """New requests wait, last in their groups (each group once, in order of arrival)."""
+        """New requests wait, last in their groups (by order)."""
 
     @abstractmethod
     def _returned(self, request: Request, group: WaitingGroup) -> None:

@@ -148,7 +148,7 @@ class FrontierGroupDispatch(Admission):
         self._frontier.remove(group)
         while lowest := self._deferred.lowest():
             self._deferred.pop()
-            if lowest.requests and lowest not in self._frontier:
+            if lowest.is_open and lowest not in self._frontier:
                 self._enter_frontier(lowest)
                 return
 
