@@ -86,8 +86,7 @@ class WaitingGroup:
 class Admission(ABC):
     """The bookkeeping that all policies share; a subclass says only which group is next.
 
-    Its hooks: `_arrived` (new requests wait), `_returned` (one waits again), `_next` (the group whose first waiting request
-    enters next, or None), `_opened` and `_closed` (a group has something to serve again, or nothing left).
+    That is `_next`; the other hooks, at the end of the class, tell the subclass what has happened, and do nothing by default.
     """
 
     def __init__(self) -> None:
@@ -105,7 +104,9 @@ class Admission(ABC):
         else:
             self._known = ids  # not copied: it may be large
         self._num_waiting += len(new)
-        self._arrived(new, self._add(sorted(new, key=attrgetter("order"))))
+        self._arrived(new)
+        new.sort(key=attrgetter("order"))  # in place: each list of a million costs the collector several passes
+        self._add(new)
 
     def admit(self, free_slots: int) -> list[Request]:
         check_count("free_slots", free_slots, 0, "pass capacity minus requests in flight")
@@ -183,9 +184,8 @@ class Admission(ABC):
                 raise DuplicateRequestError(explain("request_id", rule, request.request_id, "submit each request once a round"))
             seen.add(request.request_id)
 
-    def _add(self, requests: list[Request]) -> list[WaitingGroup]:
-        """Put requests, sorted by order, into their groups. Returns the groups, some perhaps twice."""
-        groups = []
+    def _add(self, requests: list[Request]) -> None:
+        """Put requests, sorted by order, into their groups."""
         start = 0
         for group_id, members in groupby(requests, key=attrgetter("group_id")):
             group = self._groups.get(group_id)
@@ -197,9 +197,8 @@ class Admission(ABC):
             if not was_open:
                 self._num_open += 1
                 self._opened(group)
-            groups.append(group)
+            self._joined(group)
             start = stop
-        return groups
 
     def _pop_in_flight(self, request_id: Hashable, call: str) -> Request:
         request = self._in_flight.pop(request_id, None)
@@ -223,12 +222,13 @@ class Admission(ABC):
     def _closed(self, group: WaitingGroup) -> None:  # noqa: B027
         """A group has nothing left to serve."""
 
-    @abstractmethod
-    def _arrived(self, new: list[Request], groups: list[WaitingGroup]) -> None:
-        """New requests wait, last in their groups (by order)."""
+    def _arrived(self, new: list[Request]) -> None:  # noqa: B027
+        """New requests, in order of arrival; they join their groups next."""
 
-    @abstractmethod
-    def _returned(self, request: Request, group: WaitingGroup) -> None:
+    def _joined(self, group: WaitingGroup) -> None:  # noqa: B027
+        """New requests wait, last in this group."""
+
+    def _returned(self, request: Request, group: WaitingGroup) -> None:  # noqa: B027
         """A request waits again, first in its group."""
 
     @abstractmethod

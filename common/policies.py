@@ -66,7 +66,7 @@ class FifoAdmission(Admission):
         # Each waiting request stands here once, in the same relative order as in its group; cancelled ones are skipped.
         self._order: deque[Request] = deque()
 
-    def _arrived(self, new: list[Request], groups: list[WaitingGroup]) -> None:
+    def _arrived(self, new: list[Request]) -> None:
         self._order.extend(new)
 
     def _returned(self, request: Request, group: WaitingGroup) -> None:
@@ -164,17 +164,13 @@ class FrontierGroupDispatch(Admission):
             heappop(self._highest)
         return self._highest[0][2]
 
-    def _arrived(self, new: list[Request], groups: list[WaitingGroup]) -> None:
-        for group in groups:
-            self._make_ready(group)
-
-    def _returned(self, request: Request, group: WaitingGroup) -> None:
-        self._make_ready(group)
-
-    def _make_ready(self, group: WaitingGroup) -> None:
+    def _joined(self, group: WaitingGroup) -> None:
         if not group.is_ready:
             group.is_ready = True
             self._ready.push(group)
+
+    def _returned(self, request: Request, group: WaitingGroup) -> None:
+        self._joined(group)
 
     def _next(self) -> WaitingGroup | None:
         while group := self._ready.lowest():
