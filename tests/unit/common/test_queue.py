@@ -236,9 +236,7 @@ def test_more_groups_than_expected_are_refused() -> None:
     queue = make(2)
     put(queue, "ab")
     for report in (lambda: put(queue, "c"), lambda: queue.drop("c", Reason.FAILED)):
-        with pytest.raises(
-            UsageError, match=r"^group_id: must be one of the 2 groups .* got 'c'; call extend first"
-        ):
+        with pytest.raises(UsageError, match=r"^group_id: must be one of the 2 groups .* got 'c'; call extend first"):
             report()
 
 
