@@ -16,7 +16,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | rollout_done | |
 | wait | start, on (the trainer waits) |
 | compute | start, phase (accumulate, finish), update, group |
-| update | update, optimizer_step, loss, grad_norm, metrics |
+| update | update, optimizer_step, loss, grad_norm, groups, is_short (fewer than U), tokens, metrics |
 | publish | start, phase (export, check, transfer, probe), version |
 | stall | message (the watchdog) |
 | round_end | books, metrics of the round |
@@ -25,6 +25,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ class Timeline:
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic, *, start: float | None = None) -> None:
         self._clock = clock
         self._start = clock() if start is None else start
-        self._file: IO[str] | None = path.open("a", encoding="utf-8") if path else None
+        self._file: IO[str] | None = _open(path) if path else None
         self._listeners: list[Listener] = []
 
     def now(self) -> float:
@@ -80,6 +81,21 @@ class Timeline:
 _FLUSHED = frozenset(
     {"run_start", "run_end", "round_start", "round_end", "rollout_done", "update", "group_drop", "stall", "publish"}
 )
+
+
+def _open(path: Path) -> IO[str]:
+    """For appending; a last line that a killed run left torn is cut off, or the next event would be lost with it."""
+    if path.exists():
+        with path.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            torn = 0
+            while torn < size:
+                file.seek(size - torn - 1)
+                if file.read(1) == b"\n":
+                    break
+                torn += 1
+            file.truncate(size - torn)
+    return path.open("a", encoding="utf-8")
 
 
 def read_timeline(path: Path) -> Iterator[Event]:
