@@ -4,11 +4,12 @@ open ──> all K members done ──> materialize ──> queue.put | queue.dr
   └────> drop (a member failed beyond its retries, or the deadline passed)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from common.books import Books
 from common.config import Config
+from common.grpo import StdKind
 from common.materialize import materialize, reward_stats, scale_to_batch
 from common.open_group import Member, OpenGroup, Stage
 from common.protocols import Engine, Problem, Trainer, Verifier
@@ -19,6 +20,10 @@ from common.waiting_queue import WaitingQueue
 
 GroupListener = Callable[[Group, Problem], None]
 Refill = Callable[[], Problem | None]
+
+
+async def _publish_nothing() -> None:
+    """For rounds without engines to publish to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,7 @@ class Parts:
     timeline: Timeline
     on_group: GroupListener = lambda group, problem: None  # each complete group, trained or not
     refill: Refill = lambda: None  # one more problem, or None
+    publish: Callable[[], Awaitable[None]] = _publish_nothing  # the round's weights, after its last update (rule 6)
 
 
 class Assembly:
@@ -57,7 +63,7 @@ class Assembly:
     def complete(self, group: OpenGroup) -> OpenGroup | None:
         """All K members are done: fix the advantages and hand the group on. Returns the group that refills it, if any."""
         is_batch = self._config.advantage_std == "batch"
-        std = "none" if is_batch else self._config.advantage_std
+        std: StdKind = "none" if is_batch else self._config.advantage_std
         keep_flat = self._config.filter == "keep"
         done = materialize(group.group_id, group.order, self._version, group.samples(), std=std, keep_flat=keep_flat)
         self._end(group)

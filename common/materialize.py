@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from common.errors import StaleGroupError, explain
-from common.grpo import group_advantages, has_spread
+from common.grpo import StdKind, group_advantages, has_spread
 from common.protocols import Score
 from common.records import Group, Reason, Request, Response, Sample, Times, Verdict
 
@@ -24,7 +24,7 @@ def make_sample(request: Request, response: Response, score: Score, text: str, t
     )
 
 
-def materialize(group_id: str, order: int, version: int, samples: Sequence[Sample], *, std: str, keep_flat: bool) -> Group:
+def materialize(group_id: str, order: int, version: int, samples: Sequence[Sample], *, std: StdKind, keep_flat: bool) -> Group:
     """Advantages of the scored members; members without a reward get 0 and stay out of the baseline (rule 9).
 
     `filtered` is FAILED with fewer than two scored members, FILTERED for zero reward spread unless `keep_flat`.
@@ -39,12 +39,13 @@ def materialize(group_id: str, order: int, version: int, samples: Sequence[Sampl
         filtered = Reason.FAILED
     elif not keep_flat and not has_spread(scored):
         filtered = Reason.FILTERED
-    advantages = [0.0] * len(samples) if len(scored) < 2 else [float(value) for value in group_advantages(rewards, std=std)]
     return Group(
         group_id=group_id,
         order=order,
         weight_version=version,
-        samples=tuple(replace(sample, advantage=value) for sample, value in zip(samples, advantages, strict=True)),
+        samples=tuple(
+            replace(sample, advantage=value) for sample, value in zip(samples, group_advantages(rewards, std=std), strict=True)
+        ),
         filtered=filtered,
     )
 

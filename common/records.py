@@ -23,10 +23,10 @@ class FinishReason(StrEnum):
 class Verdict(StrEnum):
     """What the verifier said. Only ERROR means that there is no reward (rule 9)."""
 
-    OK = "ok"  # right, or for graded rewards: scored
-    WRONG = "wrong"  # an answer was found and is not right
+    OK = "ok"  # right: reward 1.0 or more
+    WRONG = "wrong"  # an answer was found and is not right; partial credit is kept
     NO_ANSWER = "no_answer"  # no answer was found
-    TIMEOUT = "timeout"  # the answer made the verifier run out of time: the model's doing, reward 0
+    TIMEOUT = "timeout"  # the answer made the verifier run out of time or memory: the model's doing, reward 0
     ERROR = "error"  # the verifier failed: no reward, out of the baseline
 
 

@@ -9,14 +9,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.assembly import Parts
 from common.books import Books
 from common.config import Config
 from common.policies import AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
 from common.protocols import Problem
 from common.queue import CompleteGroupQueue
 from common.records import PipelineState, UpdateResult
-from common.rollout_side import RolloutSide
+from common.rollout_side import Parts, RolloutSide
 from common.train_side import TrainSide
 from common.waiting_queue import WaitingQueue
 from common.watchdog import Watchdog
@@ -47,7 +46,7 @@ class Round:
         self._books = Books()
 
     async def run(self, problems: Sequence[Problem]) -> RoundResult:
-        """Sample, score and train `problems`, one group each (R of them, or fewer in a short round).
+        """Sample, score and train `problems`, one group each (R of them, or fewer in a short round), then publish.
 
         Raises the first error of either side; the open update is then aborted and nothing runs on.
         """
@@ -55,18 +54,27 @@ class Round:
         timeline = self._parts.timeline
         timeline.emit("round_start", round=self._index, version=self._version, num_groups=len(problems))
         self._build(len(problems))
+        watchdog = asyncio.create_task(self._watchdog.run(), name="watchdog")
+        try:
+            await self._run_sides(problems)
+            self._books.check()
+            await self._parts.publish()
+        finally:
+            watchdog.cancel()
+            await asyncio.gather(watchdog, return_exceptions=True)
+        timeline.emit("round_end", round=self._index, books=self._books.as_dict())
+        return RoundResult(index=self._index, version=self._version, updates=tuple(self._train_side.updates), books=self._books)
+
+    async def _run_sides(self, problems: Sequence[Problem]) -> None:
+        """Both sides, side by side; neither is left running, whatever happens."""
         rollout = asyncio.create_task(self._produce(problems), name="rollout side")
         train = asyncio.create_task(self._train_side.run(), name="train side")
-        watchdog = asyncio.create_task(self._watchdog.run(), name="watchdog")
         try:
             await self._join(rollout, train)
         finally:
-            for task in (rollout, train, watchdog):
-                task.cancel()
-            await asyncio.gather(rollout, train, watchdog, self._rollout_side.stop(), return_exceptions=True)
-        self._books.check()
-        timeline.emit("round_end", round=self._index, books=self._books.as_dict())
-        return RoundResult(index=self._index, version=self._version, updates=tuple(self._train_side.updates), books=self._books)
+            rollout.cancel()
+            train.cancel()
+            await asyncio.gather(rollout, train, self._rollout_side.stop(), return_exceptions=True)
 
     def _build(self, num_groups: int) -> None:
         config, parts = self._config, self._parts

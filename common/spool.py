@@ -7,7 +7,9 @@
 name. A tied `lm_head.weight` is sent once, as the embedding it shares. Framework-free: bytes in, bytes out.
 """
 
+import hashlib
 import json
+import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -181,3 +183,28 @@ def _manifest(spool: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not {"version", "tensors"} <= manifest.keys():
         raise PublishError(f"spool {spool.name}: manifest must give version and tensors")
     return manifest
+
+
+def weights_sha256(spool: Path) -> str:
+    """Of all tensors by name: equal exactly when every weight is bit-identical."""
+    parts: dict[str, str] = {}
+    for file in spool_files(spool):
+        for name, entry in deserialize(file.read_bytes()):
+            header = f"{name} {entry['dtype']} {entry['shape']}\n".encode()
+            parts[name] = hashlib.sha256(header + entry["data"]).hexdigest()
+    return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
+
+
+def write_safetensors(spool: Path, directory: Path) -> None:
+    """Copy the weights under the names that transformers and vLLM look for."""
+    files = spool_files(spool)
+    if len(files) == 1:
+        shutil.copyfile(files[0], directory / "model.safetensors")
+        return
+    names = {file.name: f"model-{number:05d}-of-{len(files):05d}.safetensors" for number, file in enumerate(files, 1)}
+    for file in files:
+        shutil.copyfile(file, directory / names[file.name])
+    tensors = read_manifest(spool)
+    weight_map = {name: names[str(entry["file"])] for name, entry in tensors.items()}
+    index = {"metadata": {"total_size": sum(file.stat().st_size for file in files)}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")

@@ -5,13 +5,15 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 
 | kind | further fields |
 | --- | --- |
-| run_start, run_end | name, schedule / status |
+| run_start | name, schedule, rounds, groups_per_round, responses_per_group, groups_per_update, max_logprob_gap (or null) |
+| run_end | status (finished, failed, stopped), detail |
+| phase | name (what the run does outside rollout and training, until the next phase or round_start: `start engines`) |
 | round_start | version, num_groups |
 | dispatch | request, group, member, replica (a request enters an engine) |
-| response | start, request, group, member, replica, tokens, finish_reason, version |
+| response | start (of its dispatch), request, group, member, replica, tokens, finish_reason, version |
 | retry | request, group, reason (rejected for its version, lost, or timed out) |
 | verify | start, group, member, status, reward |
-| group_complete | group, order, reward_mean, reward_std, tokens, filtered |
+| group_complete | group, order, reward_mean, reward_std, tokens, filtered (a Reason, or null) |
 | group_drop | group, reason, detail |
 | rollout_done | |
 | wait | start, on (the trainer waits) |
@@ -19,13 +21,14 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | update | update, optimizer_step, loss, grad_norm, groups, is_short (fewer than U), tokens, metrics |
 | publish | start, phase (export, check, transfer, probe), version |
 | stall | message (the watchdog) |
-| round_end | books, metrics of the round |
+| round_end | books (rule 3: groups, refilled, trained, filtered, dropped, requests, finished, failed, cancelled) |
 
-`request` and `group` are strings: `r3/g17/m2`, `r3/g17`.
+`request` and `group` are strings: `r3/g17/m2`, `r3/g17`, where 17 is the group's order. A request leaves its engine with its
+`response` or `retry`, at the latest with its group's `group_drop`. An accumulate covers one group; `update` counts within the
+round. Figures of a round: `common.metrics`.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,10 +41,13 @@ Listener = Callable[[Event], None]
 class Timeline:
     """Appends events to a file and tells the listeners (live display, metrics), in order."""
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic, *, start: float | None = None) -> None:
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic, *, offset_s: float = 0.0) -> None:
+        """`offset_s`: where a resumed run goes on."""
         self._clock = clock
-        self._start = clock() if start is None else start
-        self._file: IO[str] | None = _open(path) if path else None
+        self._start = clock() - offset_s
+        if path is not None:
+            _cut_torn_line(path)
+        self._file: IO[str] | None = path.open("a", encoding="utf-8") if path else None
         self._listeners: list[Listener] = []
 
     def now(self) -> float:
@@ -77,25 +83,16 @@ class Timeline:
         self.close()
 
 
+def group_number(group: str) -> int:
+    """The order of a group from its name: 17 of `r3/g17`; 0 for names of another form."""
+    digits = group.rpartition("g")[2]
+    return int(digits) if digits.isdigit() else 0
+
+
 # Written through at once: what a person needs after a crash. The rest goes with the file's buffer.
 _FLUSHED = frozenset(
     {"run_start", "run_end", "round_start", "round_end", "rollout_done", "update", "group_drop", "stall", "publish"}
 )
-
-
-def _open(path: Path) -> IO[str]:
-    """For appending; a last line that a killed run left torn is cut off, or the next event would be lost with it."""
-    if path.exists():
-        with path.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            torn = 0
-            while torn < size:
-                file.seek(size - torn - 1)
-                if file.read(1) == b"\n":
-                    break
-                torn += 1
-            file.truncate(size - torn)
-    return path.open("a", encoding="utf-8")
 
 
 def read_timeline(path: Path) -> Iterator[Event]:
@@ -105,3 +102,9 @@ def read_timeline(path: Path) -> Iterator[Event]:
             if not line.endswith("\n"):
                 return
             yield json.loads(line)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """What a killed run wrote of its last event must not stand in front of a resumed run's first."""
+    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])

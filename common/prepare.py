@@ -1,0 +1,95 @@
+"""All that can be known, and refused, before anything is started: model, tokenizer, problems, lengths, room.
+
+Heavy packages are imported inside functions, so that a broken configuration is told within a second.
+"""
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import Config
+from common.errors import ConfigError, DataError, explain
+from common.spool import TensorLayout, model_layout
+from common.workloads.load import Workload, load_problems
+from common.workloads.prompts import load_tokenizer
+
+TRAINER_ROOMS = {"torch": "rolloutpipe_torch"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a run starts from."""
+
+    model_dir: Path
+    layout: dict[str, TensorLayout]  # what the engines will expect
+    tokenizer: Any
+    workload: Workload
+    max_model_len: int  # tokens of prompt and response together
+
+
+def prepare(config: Config, report: Callable[[str], None] = lambda line: None) -> Prepared:
+    """Build or find the model, load the problems, check what must fit. Raises ConfigError and DataError, each one line."""
+    check_room(config)
+    model_dir = find_model(config, report)
+    layout = model_layout(model_dir)
+    context = context_length(model_dir)
+    if config.sampling.max_tokens >= context:
+        rule = f"must leave room for a prompt within the model's {context} tokens"
+        raise ConfigError(explain("sampling.max_tokens", rule, config.sampling.max_tokens, "lower it"))
+    tokenizer = load_tokenizer(model_dir)
+    workload = load_problems(config.workload, tokenizer, context - config.sampling.max_tokens, config.rewards.function)
+    max_model_len = _max_model_len(config, workload)
+    if workload.num_filtered or workload.num_duplicates:
+        report(f"{workload.num_filtered} prompts too long, {workload.num_duplicates} repeated: left out")
+    if config.workload.when_short == "stop" and len(workload.problems) < config.groups_per_round:
+        rule = f"needs at least groups_per_round ({config.groups_per_round}) problems with workload.when_short `stop`"
+        raise DataError(explain("workload", rule, len(workload.problems), "add problems, or set workload.when_short=wrap"))
+    return Prepared(model_dir=model_dir, layout=layout, tokenizer=tokenizer, workload=workload, max_model_len=max_model_len)
+
+
+def room_of(config: Config, module: str) -> Any:
+    """A module of the configured trainer's room, imported now."""
+    return importlib.import_module(f"{TRAINER_ROOMS[config.trainer]}.{module}")
+
+
+def check_room(config: Config) -> None:
+    """More ranks or engines than this machine has room for: ConfigError, within seconds."""
+    room_of(config, "trainer").check_room(config)
+    importlib.import_module("rolloutpipe_torch.rollout.pool").check_room(config)
+
+
+def find_model(config: Config, report: Callable[[str], None] = lambda line: None) -> Path:
+    """The model directory; a recipe is built once and cached."""
+    if config.model.path is not None:
+        path = Path(config.model.path)
+        if not (path / "config.json").is_file():
+            remedy = "give a Hugging Face model directory, with config.json"
+            raise DataError(explain("model.path", "must be a model directory", config.model.path, remedy))
+        return path
+    return Path(importlib.import_module("rolloutpipe_torch.warmup").find_or_build(config.model.recipe_options, report))
+
+
+def context_length(model_dir: Path) -> int:
+    """Tokens that the model can attend to."""
+    try:
+        data = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+        return int(data["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        rule = "must hold a config.json with max_position_embeddings"
+        raise DataError(explain("model.path", rule, str(model_dir), "copy the model's config.json again")) from error
+
+
+def _max_model_len(config: Config, workload: Workload) -> int:
+    longest = max(len(problem.prompt_ids) for problem in workload.problems) + config.sampling.max_tokens
+    if config.training.micro_batch_tokens < longest:
+        rule = f"must hold the longest allowed sample ({longest} tokens: longest prompt plus sampling.max_tokens)"
+        remedy = f"raise it to {longest} or more, or lower sampling.max_tokens or workload.max_prompt_tokens"
+        raise ConfigError(explain("training.micro_batch_tokens", rule, config.training.micro_batch_tokens, remedy))
+    given = config.rollout.max_model_len
+    if given is not None and given < longest:
+        rule = f"must hold the longest prompt plus sampling.max_tokens ({longest})"
+        raise ConfigError(explain("rollout.max_model_len", rule, given, "remove it, or lower workload.max_prompt_tokens"))
+    return given or longest

@@ -1,0 +1,169 @@
+"""A run: version 0 is published, then rounds; after each round the next version (rule 6), metrics and, if due, a checkpoint.
+
+    publish 0 ──> round 0, publish 1 ──> round 1, publish 2 ──> ... ──> round N-1, export N ──> model/
+
+The last version is exported and checked, but not sent to the engines: nothing will be sampled from it.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import Config
+from common.errors import DataError, explain
+from common.metrics import RoundCollector, RoundMetrics, append_metrics
+from common.protocols import Engine, Problem, Trainer, Verifier
+from common.publish import Publisher
+from common.records import Group
+from common.report.groups import GroupWriter, round_path
+from common.rollout_side import Parts
+from common.round import Round
+from common.rundir import RunDir, checkpoint_dir, finished_checkpoints, prune, read_state, write_atomically
+from common.timeline import Timeline
+from common.workloads.load import Workload
+from common.workloads.sampler import PromptSampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """What a run works with; made and closed by `common.launch`."""
+
+    engine: Engine
+    trainer: Trainer
+    verifier: Verifier
+    publisher: Publisher
+    decode: Callable[[Any], str]
+    workload: Workload
+    timeline: Timeline
+    model_dir: Path  # of the starting weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run gave; also `result.json`."""
+
+    schedule: str
+    rounds: list[RoundMetrics]
+    weight_version: int
+    final_weights_sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "rounds": [metrics.to_json() for metrics in self.rounds]}
+
+
+class Run:
+    """`await Run(...).run()`; with `resume`, from the newest finished checkpoint of the run directory."""
+
+    def __init__(self, config: Config, parts: RunParts, run_dir: RunDir) -> None:
+        self._config, self._parts, self._run_dir = config, parts, run_dir
+        self._sampler = PromptSampler(len(parts.workload.problems), config.seed, config.workload.when_short)
+        self._collector = RoundCollector(lambda metrics: append_metrics(run_dir.metrics, metrics))
+        self._groups = GroupWriter(run_dir.groups)
+        self._round = 0  # the next one
+        self._version = 0
+
+    async def run(self, *, resume: bool = False) -> RunResult:
+        """All rounds. Raises the first error; what was recorded until then stays readable."""
+        parts, timeline = self._parts, self._parts.timeline
+        timeline.listen(self._collector.listen)
+        if resume:
+            await self._restore()
+        timeline.emit("phase", name=f"publishing weight version {self._version}")
+        await parts.publisher.publish(self._version, None)
+        try:
+            while self._round < self._config.rounds and (problems := self._draw()):
+                await Round(self._config, self._round_parts(), index=self._round, version=self._version).run(problems)
+                self._round += 1
+                await self._save_if_due()
+        finally:
+            self._groups.close()
+        self._write_model()
+        result = RunResult(
+            schedule=self._config.schedule,
+            rounds=self._collector.rounds,
+            weight_version=self._version,
+            final_weights_sha256=parts.publisher.sha256(),
+        )
+        write_atomically(self._run_dir.result, json.dumps(result.to_json(), indent=1))
+        return result
+
+    def _round_parts(self) -> Parts:
+        parts = self._parts
+        return Parts(
+            engine=parts.engine,
+            trainer=parts.trainer,
+            verifier=parts.verifier,
+            decode=parts.decode,
+            timeline=parts.timeline,
+            on_group=self._store,
+            refill=self._refill,
+            publish=self._publish,
+        )
+
+    def _draw(self) -> list[Problem]:
+        """The round's problems; empty where the data ends the run (`when_short: stop`)."""
+        return [self._parts.workload.problems[index] for index in self._sampler.draw(self._config.groups_per_round)]
+
+    def _refill(self) -> Problem | None:
+        index = self._sampler.draw_extra()
+        return None if index is None else self._parts.workload.problems[index]
+
+    def _store(self, group: Group, problem: Problem) -> None:
+        self._groups.write(self._round, group, prompt=problem.prompt)
+
+    async def _publish(self) -> None:
+        """The end of a round: its weights are the next version."""
+        self._version += 1
+        publisher = self._parts.publisher
+        is_last = self._round + 1 == self._config.rounds
+        await (publisher.export if is_last else publisher.publish)(self._version, self._round)
+
+    async def _save_if_due(self) -> None:
+        every, is_last = self._config.checkpoint.every, self._round == self._config.rounds
+        if not is_last and (every is None or self._round % every):
+            return
+        self._parts.timeline.emit("phase", name="saving a checkpoint")
+        directory = checkpoint_dir(self._run_dir, self._round)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        await self._parts.trainer.save(directory / "trainer")
+        state = {
+            "round": self._round,
+            "version": self._version,
+            "sampler": self._sampler.state(),
+            "workload": self._parts.workload.content_hash,
+        }
+        write_atomically(directory / "state.json", json.dumps(state))
+        prune(self._run_dir, self._config.checkpoint.keep)
+
+    async def _restore(self) -> None:
+        finished = finished_checkpoints(self._run_dir)
+        if not finished:
+            remedy = "start again in a new run directory, with checkpoint.every=1"
+            raise DataError(explain("--resume", "needs a finished checkpoint", str(self._run_dir.path), remedy))
+        state = read_state(finished[-1])
+        workload = self._parts.workload
+        if state["workload"] != workload.content_hash:
+            rule = f"must be the problems that the run was trained on (content {state['workload']})"
+            raise DataError(explain("workload", rule, workload.content_hash, "give the same file and settings as before"))
+        await self._parts.trainer.restore(finished[-1] / "trainer")
+        self._sampler.restore(state["sampler"])
+        self._round, self._version = state["round"], state["version"]
+        # Rounds after the checkpoint are sampled again; their first try must not stand beside the second.
+        for path in self._run_dir.groups.glob("round-*.jsonl"):
+            if path >= round_path(self._run_dir.groups, self._round):
+                path.unlink()
+
+    def _write_model(self) -> None:
+        """`model/`: the last weights with the starting model's configuration and tokenizer, for transformers and vLLM."""
+        partial = self._run_dir.path / ".model.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        keep = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")
+        shutil.copytree(self._parts.model_dir, partial, ignore=keep)
+        self._parts.publisher.write_model(partial)
+        shutil.rmtree(self._run_dir.model, ignore_errors=True)
+        partial.rename(self._run_dir.model)

@@ -1,0 +1,79 @@
+"""From `WorkloadConfig` to problems: rows of a source -> prompt -> token ids -> filtered, without repeats, in source order."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from common.config import WorkloadConfig
+from common.errors import ConfigError, DataError, explain
+from common.protocols import Problem
+from common.workloads import jsonl, reasoning_gym
+from common.workloads.prompts import build_prompts
+from common.workloads.rows import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The problems of a run."""
+
+    name: str
+    problems: tuple[Problem, ...]
+    num_filtered: int  # left out: prompt longer than allowed
+    num_duplicates: int  # left out: same prompt and gold as an earlier one
+    content_hash: str  # of names, problem ids in order and answer pattern: a resumed run must find the same
+    examples: tuple[dict[str, Any], ...]  # a task of each kind, for the verifier's warm-up
+
+
+def load_problems(
+    config: WorkloadConfig, tokenizer: Any, max_prompt_tokens: int | None = None, reward_function: str | None = None
+) -> Workload:
+    """All problems of the workload, tokenized. `tokenizer`: a Hugging Face one.
+
+    The tighter of `max_prompt_tokens` and the configuration's limit holds. With a `reward_function`, rows need no answer.
+    Raises ConfigError for settings, DataError for rows (`path:line`) and where no problem is left.
+
+    A few reasoning-gym data sets (isomorphic_strings, ransom_note, list_functions, polynomial_multiplication) read Python's
+    string hashes: their problems are the same again only under one PYTHONHASHSEED.
+    """
+    rows = list(_rows(config, needs_gold=reward_function is None))
+    prompts = build_prompts(config, tokenizer, rows)
+    limit = min((n for n in (max_prompt_tokens, config.max_prompt_tokens) if n is not None), default=None)
+    problems: dict[str, Problem] = {}
+    examples: dict[tuple[str, str], dict[str, Any]] = {}
+    num_filtered = num_duplicates = 0
+    for row, (prompt, ids) in zip(rows, prompts, strict=True):
+        problem_id = _digest(config.name, prompt, row.gold)
+        if limit is not None and len(ids) > limit:
+            num_filtered += 1
+        elif problem_id in problems:
+            num_duplicates += 1
+        else:
+            task = row.task if config.answer_pattern is None else {**row.task, "answer_pattern": config.answer_pattern}
+            problems[problem_id] = Problem(problem_id=problem_id, prompt=prompt, prompt_ids=tuple(ids), task=task)
+            examples.setdefault((task["workload"], json.dumps(task.get("options"), sort_keys=True)), task)
+    if not problems:
+        rule = f"leaves no problem: all {len(rows)} prompts are longer"
+        raise DataError(explain("workload.max_prompt_tokens", rule, limit, "raise it, or shorten workload.prompt_template"))
+    return Workload(
+        name=config.name,
+        problems=tuple(problems.values()),
+        num_filtered=num_filtered,
+        num_duplicates=num_duplicates,
+        content_hash=_digest(config.name, config.answer_pattern, *problems),
+        examples=tuple(examples.values()),
+    )
+
+
+def _rows(config: WorkloadConfig, *, needs_gold: bool) -> Iterator[Row]:
+    if config.name == "jsonl":
+        return jsonl.read_rows(config, needs_gold=needs_gold)
+    if config.name.startswith(reasoning_gym.PREFIX):
+        return reasoning_gym.generate_rows(config)
+    rule = "must be `jsonl`, `reasoning_gym:NAME` or `reasoning_gym:mix`"
+    raise ConfigError(explain("workload.name", rule, config.name, "for example reasoning_gym:chain_sum"))
+
+
+def _digest(*parts: str | None) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

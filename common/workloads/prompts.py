@@ -1,0 +1,62 @@
+"""From a question to the tokens that the model sees.
+
+    question -> question_pattern -> prompt_template -> chat template (if asked for) -> token ids
+
+A raw prompt gets a BOS token where the tokenizer itself puts one in front (Llama does, Qwen does not) and never an EOS at its
+end. A chat template writes its own special tokens, so none are added to it.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.config import WorkloadConfig
+from common.errors import ConfigError, DataError, explain
+from common.workloads.rows import Row
+
+
+def build_prompts(config: WorkloadConfig, tokenizer: Any, rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
+    """Prompt and token ids of each row. Raises DataError where `question_pattern` finds nothing, ConfigError without template."""
+    texts = [config.prompt_template.replace("{question}", _question(config.question_pattern, row)) for row in rows]
+    if config.use_chat_template:
+        texts = [_chat(tokenizer, text) for text in texts]
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    start = [] if config.use_chat_template else _bos(tokenizer)
+    return [(text, [*start, *ids]) for text, ids in zip(texts, encoded, strict=True)]
+
+
+def load_tokenizer(model_dir: Path) -> Any:
+    """The Hugging Face tokenizer in `model_dir`, from disk alone. Raises DataError where it is missing or broken."""
+    if not model_dir.is_dir():
+        raise DataError(explain("model.path", "must be a model directory", str(model_dir), "check the path"))
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+    except Exception as error:  # the library raises what its many file formats raise, down to a bare Exception
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        remedy = f"copy tokenizer.json and tokenizer_config.json again ({cause})"
+        raise DataError(explain("model.path", "must hold a readable tokenizer", str(model_dir), remedy)) from error
+
+
+def _question(pattern: str | None, row: Row) -> str:
+    if pattern is None:
+        return row.question
+    match = re.search(pattern, row.question)
+    if match is None or match.group(1) is None:
+        rule = f"{row.place}: workload.question_pattern finds nothing in the question"
+        raise DataError(f"{rule}, got {row.question[:80]!r}; change the pattern, or remove the row")
+    return match.group(1)
+
+
+def _chat(tokenizer: Any, text: str) -> str:
+    if not getattr(tokenizer, "chat_template", None):
+        rule = "needs a tokenizer with a chat template"
+        raise ConfigError(explain("workload.use_chat_template", rule, True, "set it to false, or use a chat model's tokenizer"))
+    return str(tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True))
+
+
+def _bos(tokenizer: Any) -> list[int]:
+    bos = tokenizer.bos_token_id
+    return [bos] if bos is not None and list(tokenizer("x")["input_ids"])[:1] == [bos] else []

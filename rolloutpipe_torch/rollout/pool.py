@@ -1,0 +1,232 @@
+"""Driver side of the rollout pool: fits it into memory, starts the replicas, and speaks to each through `RemoteEngine`."""
+
+import asyncio
+import itertools
+import re
+import time
+from collections.abc import Awaitable, Hashable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from common.config import Config
+from common.errors import ConfigError, DuplicateRequestError, EngineError, RolloutPipeError, explain
+from common.placement import Pool
+from common.protocols import Health
+from common.records import FinishReason, Request, Response, Sampling
+from common.spool import model_layout
+from rolloutpipe_torch.rollout.engine import UNSET, EngineSettings, VllmEngine, one_line
+
+Result = TypeVar("Result")
+
+_GIB = 2**30
+_PROCESS_BYTES = int(1.5 * _GIB)  # actor and EngineCore without model and cache, measured
+_BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2}
+_HEALTH_TIMEOUT_S = 1.0
+_CLOSE_TIMEOUT_S = 15.0
+
+
+class RemoteEngine:
+    """One replica, as an `Engine`. `pid` is the actor's process."""
+
+    def __init__(self, name: str, actor: Any, capacity: int) -> None:
+        self.name = name
+        self.pid = 0
+        self.actor = actor
+        self._capacity = capacity
+        self._keys: dict[Hashable, str] = {}  # request id -> vLLM's id, while in flight
+        self._numbers = itertools.count()
+        self._last = Health(name=name, is_alive=True, weight_version=UNSET, num_running=0)
+
+    @property
+    def capacity(self) -> int:
+        """Requests decoded together."""
+        return self._capacity
+
+    async def generate(self, request: Request, sampling: Sampling) -> Response:
+        """As `Engine.generate`; where the caller gives up waiting, the engine stops too."""
+        if request.request_id in self._keys:
+            raise DuplicateRequestError(
+                explain("request_id", "must not be in flight already", request.request_id, "wait for its response first")
+            )
+        # A number of our own: a request that is sampled again must not meet what is left of its first try.
+        key = self._keys[request.request_id] = str(next(self._numbers))
+        wire = (sampling.temperature, sampling.max_tokens, sampling.stop_token_ids)
+        try:
+            reference = self.actor.generate.remote(key, request.prompt_ids, request.seed, request.order, wire)
+            token_ids, logprobs, reason, start, end = await self._answer(reference)
+        except asyncio.CancelledError:
+            self.actor.abort.remote([key])
+            raise
+        finally:
+            del self._keys[request.request_id]
+        return Response(
+            request_id=request.request_id,
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            finish_reason=FinishReason(reason),
+            version_start=start,
+            version_end=end,
+        )
+
+    async def abort(self, request_ids: Iterable[Hashable]) -> None:
+        """As `Engine.abort`."""
+        keys = [self._keys[request_id] for request_id in request_ids if request_id in self._keys]
+        if keys:
+            await self._answer(self.actor.abort.remote(keys))
+
+    async def publish(self, version: int, spool: Path) -> None:
+        """As `Engine.publish`."""
+        await self._answer(self.actor.publish.remote(version, str(spool)))
+
+    async def health(self) -> list[Health]:
+        """What the actor says; where it is only slow, its last state with a remark."""
+        try:
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                is_alive, version, num_running, detail = await self._answer(self.actor.health.remote())
+        except TimeoutError:
+            # Slow is not dead: a busy machine must not end a run.
+            return [replace(self._last, detail=self._last.detail or f"no answer within {_HEALTH_TIMEOUT_S:g} s")]
+        except EngineError as error:
+            is_alive, version, num_running, detail = False, self._last.weight_version, 0, str(error)
+        self._last = Health(name=self.name, is_alive=is_alive, weight_version=version, num_running=num_running, detail=detail)
+        return [self._last]
+
+    async def close(self) -> None:
+        """Let the engine shut down, then end its process in any case."""
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._answer(self.actor.close.remote())
+        except (TimeoutError, EngineError):
+            pass  # dead or stuck: the process is ended below either way
+        ray.kill(self.actor)
+
+    async def _answer(self, reference: Awaitable[Result]) -> Result:
+        try:
+            return await reference
+        except RayError as error:
+            raise self.translate(error) from error
+
+    def translate(self, error: RayError) -> RolloutPipeError:
+        """One line for people instead of Ray's report, which carries the remote traceback."""
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            return (
+                type(cause)(str(cause)) if isinstance(cause, RolloutPipeError) else EngineError(f"{self.name}: {one_line(cause)}")
+            )
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # Where the actor could not even be made, the first line is Ray's and the last one is the cause.
+        return EngineError(f"{self.name}: {lines[-1] if 'creation task' in lines[0] else lines[0]}")
+
+
+def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> Pool:
+    """Start all replicas at the same time; Ray must run (`cluster.start_ray`).
+
+    Raises ConfigError where they do not fit into memory, and EngineError where one fails or `limits.start_timeout_s`
+    passes; then none is left. Blocks: call it outside an event loop, or in a thread.
+    """
+    check_room(config, model_dir)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    on_gpu = _has_gpu()
+    engines = [
+        _start_actor(_settings(config, f"engine-{index}", model_dir, log_dir, max_model_len, on_gpu))
+        for index in range(config.rollout.replicas)
+    ]
+    try:
+        _await_start(engines, config.limits.start_timeout_s, log_dir)
+    except BaseException:
+        for engine in engines:
+            ray.kill(engine.actor)
+        raise
+    return Pool(engines)
+
+
+def check_room(config: Config, model_dir: Path | None = None) -> None:
+    """Raises ConfigError where the replicas' memory exceeds what this machine has available.
+
+    The model counts where its directory is known (`model_dir`, else `model.path`). With GPUs, weights and cache live
+    there and vLLM checks them itself.
+    """
+    rollout = config.rollout
+    directory = model_dir or (Path(config.model.path) if config.model.path else None)
+    on_gpu = _has_gpu()
+    model_bytes = 0 if on_gpu or directory is None else _model_bytes(directory, rollout.dtype)
+    each = _PROCESS_BYTES + model_bytes + (0 if on_gpu else rollout.kv_cache_gb * _GIB)
+    available = psutil.virtual_memory().available
+    if rollout.replicas * each > available:
+        rule = f"must fit into the {available / _GIB:.1f} GiB of memory available, at {each / _GIB:.1f} GiB each"
+        fits = max(available // each, 0)
+        remedy = f"use at most {fits}" if fits else "lower rollout.kv_cache_gb, or take a machine with more memory"
+        raise ConfigError(explain("rollout.replicas", rule, rollout.replicas, remedy))
+
+
+def _model_bytes(model_dir: Path, dtype: str) -> int:
+    elements = 0
+    for tensor in model_layout(model_dir).values():
+        size = 1
+        for length in tensor.shape:
+            size *= length
+        elements += size
+    return elements * _BYTES_PER_ELEMENT[dtype]
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _settings(config: Config, name: str, model_dir: Path, log_dir: Path, max_model_len: int, on_gpu: bool) -> EngineSettings:
+    rollout = config.rollout
+    return EngineSettings(
+        name=name,
+        model_dir=str(model_dir.resolve()),
+        log_file=str((log_dir / f"{name}.log").resolve()),
+        on_gpu=on_gpu,
+        capacity=rollout.capacity,
+        dtype=rollout.dtype,
+        max_model_len=max_model_len,
+        threads=rollout.threads,
+        kv_cache_gb=rollout.kv_cache_gb,
+        tensor_parallel=rollout.tensor_parallel,
+        publish_timeout_s=config.limits.publish_timeout_s,
+        options=rollout.engine_options,
+    )
+
+
+def _start_actor(settings: EngineSettings) -> RemoteEngine:
+    options = {
+        "num_cpus": 0,
+        "num_gpus": settings.tensor_parallel if settings.on_gpu else 0,
+        "max_concurrency": 2 * settings.capacity + 16,  # aborts and health must get through a full engine
+        "max_restarts": 0,  # a new process would serve random weights
+    }
+    actor = ray.remote(VllmEngine).options(**options).remote(settings)
+    return RemoteEngine(settings.name, actor, settings.capacity)
+
+
+def _await_start(engines: list[RemoteEngine], timeout_s: float, log_dir: Path) -> None:
+    deadline = time.monotonic() + timeout_s
+    starting = {engine.actor.start.remote(): engine for engine in engines}
+    while starting:
+        ready, _ = ray.wait(list(starting), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            names = ", ".join(engine.name for engine in starting.values())
+            raise EngineError(f"{names}: not started within limits.start_timeout_s = {timeout_s:g} s, see {log_dir}")
+        engine = starting.pop(ready[0])
+        try:
+            engine.pid = ray.get(ready[0])
+        except RayError as error:
+            log = log_dir / f"{engine.name}.log"
+            raise EngineError(f"{_first_error(log) or engine.translate(error)}; see {log}") from error
+
+
+def _first_error(log: Path) -> str:
+    # vLLM reports only that its EngineCore failed to start; the reason is what that process logged first.
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    found = re.search(r"\b\w+(?:Error|Exception): .+", text)
+    return f"{log.stem}: {found.group()}" if found else ""

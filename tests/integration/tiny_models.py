@@ -1,0 +1,60 @@
+"""Tiny Qwen3 models, their weights as a spool, and the log-probs that Hugging Face computes with them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from common.records import Request, Response
+from common.spool import SpoolWriter
+
+VOCABULARY = 50
+
+
+def tiny_model(directory: Path, *, seed: int, tied: bool, eos: list[int] | None) -> Any:
+    """Random Qwen3 (4 layers, hidden 128) saved in `directory`; the spread is wide, so that two seeds differ by far."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=tied,
+        initializer_range=0.15,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=0,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def write_spool(model: Any, spool: Path, version: int, *, without: str = "") -> Path:
+    """The model's weights as `version`; a tied head is sent once, as the embedding."""
+    with SpoolWriter(spool, version) as writer:
+        for name, tensor in model.state_dict().items():
+            if name == without or (name == "lm_head.weight" and model.config.tie_word_embeddings):
+                continue
+            array = tensor.contiguous().numpy()
+            writer.add(name, str(array.dtype), tuple(array.shape), array.tobytes())
+    return spool
+
+
+def largest_gap(model: Any, requests: list[Request], responses: list[Response], temperature: float) -> float:
+    """Largest |log-prob of the engine - log-prob of Hugging Face| over all response tokens."""
+    gap = 0.0
+    for request, response in zip(requests, responses, strict=True):
+        assert len(response.token_ids) == len(response.logprobs)
+        ids = torch.tensor([[*request.prompt_ids, *response.token_ids]])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(ids).logits[0].float() / temperature, dim=-1)
+        first = len(request.prompt_ids) - 1
+        for index, (token, found) in enumerate(zip(response.token_ids, response.logprobs, strict=True)):
+            gap = max(gap, abs(logprobs[first + index, token].item() - found))
+    return gap

@@ -1,0 +1,40 @@
+"""TensorBoard reads what was written."""
+
+import pytest
+import synthetic
+
+from common.metrics import collect_rounds
+from common.report.tensorboard import TensorboardListener
+
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+def test_tensorboard_reads_rounds_updates_and_lengths(tmp_path) -> None:
+    simulation = synthetic.Simulation(synthetic.Plan(rounds=3), None)
+    events: list = []
+    simulation.timeline.listen(events.append)
+    listener = TensorboardListener(simulation.timeline, tmp_path)
+    simulation.run()
+    listener.close()
+    listener.close()
+    read = accumulator.EventAccumulator(str(tmp_path), size_guidance={"histograms": 0})
+    read.Reload()
+    rounds = collect_rounds(events)
+    rewards = read.Scalars("round/reward_mean")
+    assert [point.step for point in rewards] == [0, 1, 2]
+    assert [point.value for point in rewards] == pytest.approx([metrics.reward_mean for metrics in rounds])
+    losses = read.Scalars("update/loss")
+    assert [point.step for point in losses] == list(range(1, rounds[-1].optimizer_step + 1))
+    assert "update/logprob_gap_max" in read.Tags()["scalars"]
+    lengths = read.Histograms("round/response_length")
+    assert [point.histogram_value.num for point in lengths] == [64, 64, 64]
+
+
+def test_numbers_that_are_not_finite_are_left_out(tmp_path) -> None:
+    simulation = synthetic.Simulation(synthetic.Plan(), None)
+    listener = TensorboardListener(simulation.timeline, tmp_path)
+    simulation.timeline.emit("update", update=0, optimizer_step=1, loss=float("nan"), grad_norm=1.0, metrics=None)
+    listener.close()
+    read = accumulator.EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert read.Tags()["scalars"] == ["update/grad_norm"]

@@ -1,0 +1,85 @@
+"""Reward functions that misbehave on demand; the workers of the pool tests import this module by name."""
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import time
+
+
+def obey(task: dict, response: str) -> object:
+    """Do what the response says."""
+    return COMMANDS[response](task)
+
+
+def spin(task: dict) -> float:
+    while True:
+        pass
+
+
+def huge_power(task: dict) -> float:
+    return float(len(str(9**9**9)))  # C code that looks at no signal
+
+
+def report_and_hang(task: dict) -> float:
+    with open(task["file"], "w") as file:  # noqa: PTH123 (as plain as a user would write it)
+        file.write(str(os.getpid()))
+    return huge_power(task)
+
+
+def nap(task: dict) -> float:
+    time.sleep(task["nap_s"])
+    return 1.0
+
+
+def segfault(task: dict) -> float:
+    ctypes.string_at(0)
+    return 1.0
+
+
+def fail(task: dict) -> float:
+    raise ValueError("two\nlines")
+
+
+def print_much(task: dict) -> float:
+    print("a line from the reward function")
+    print("a complaint", file=sys.stderr, flush=True)
+    return 1.0
+
+
+COMMANDS = {
+    "right": lambda task: 1.0,
+    "half": lambda task: (0.5, "half a point"),
+    "true": lambda task: True,
+    "negative": lambda task: -2.5,
+    "nan": lambda task: math.nan,
+    "inf": lambda task: math.inf,
+    "text": lambda task: "1.0",
+    "none": lambda task: None,
+    "pid": lambda task: (1.0, str(os.getpid())),
+    "spin": spin,
+    "power": huge_power,
+    "report": report_and_hang,
+    "nap": nap,
+    "exit": lambda task: os._exit(3),
+    "kill": lambda task: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": segfault,
+    "sys.exit": lambda task: sys.exit("bye"),
+    "timeout error": lambda task: (_ for _ in ()).throw(TimeoutError("mine")),
+    "raise": fail,
+    "memory": lambda task: float(len(bytearray(2**40))),
+    "swallow": lambda task: float(len(["x" * 2**20 for _ in range(10**6)])),
+    "print": print_much,
+    "interrupt": lambda task: (signal.raise_signal(signal.SIGINT), 1.0)[1],
+}
+
+not_callable = 3
+
+
+def one_argument(task: dict) -> float:
+    return 1.0
+
+
+async def coroutine(task: dict, response: str) -> float:
+    return 1.0
