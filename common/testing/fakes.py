@@ -177,6 +177,11 @@ class FakeTrainer:
         self.fail_at: Hashable | None = None  # raises when this group is accumulated
         self.is_closed = False
 
+    @property
+    def is_updating(self) -> bool:
+        """An update is open: neither finished nor aborted."""
+        return self._open is not None
+
     async def begin_round(self) -> None:
         pass
 
