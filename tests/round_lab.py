@@ -107,8 +107,12 @@ def run_round(
     make_round: Callable[..., Round] = Round,
     **settings: Any,
 ) -> Lab:
-    """Run one round; `meanwhile` runs beside it. An error of the round is kept in `error`, for the test to expect."""
-    lab = Lab(config_of(**settings), engine or FakeEngine(), trainer or RecordingTrainer(), verifier or ScriptedVerifier())
+    """Run one round; `meanwhile` runs beside it. An error of the round is kept in `error`, for the test to expect.
+
+    By default all requests run at once, and the members of a group end in order, so that a script can tell them apart.
+    """
+    engine = engine or FakeEngine(seconds=lambda request: 1.0 + request.member / 100)
+    lab = Lab(config_of(**settings), engine, trainer or RecordingTrainer(), verifier or ScriptedVerifier())
     problems = make_problems(lab.config.groups_per_round) if problems is None else problems
     more = iter(make_problems(lab.config.groups_per_round + num_refills)[lab.config.groups_per_round :])
 

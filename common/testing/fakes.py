@@ -73,7 +73,7 @@ class FakeEngine:
         self._capacity, self._seconds, self._length = capacity, seconds, length
         self._faults = {key: list(value) for key, value in (faults or {}).items()}
         self._keeps_cache, self._name = keeps_cache, name
-        self._weight, self._version = random.random() * 100, -1  # no version is live before the first publish
+        self._weight, self._version = random.SystemRandom().random() * 100, -1  # no version is live before the first publish
         self._cache: dict[tuple[int, ...], float] = {}
         self._running: dict[Hashable, asyncio.Event] = {}
         self.started: list[Hashable] = []  # every request, in order
