@@ -127,8 +127,12 @@ def model_layout(model_dir: Path) -> dict[str, TensorLayout]:
 
 
 def _is_tied(model_dir: Path) -> bool:
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    return bool(config.get("tie_word_embeddings", False))
+    file = model_dir / "config.json"
+    try:
+        return bool(json.loads(file.read_text(encoding="utf-8")).get("tie_word_embeddings", False))
+    except (OSError, ValueError, AttributeError) as error:
+        remedy = f"copy the file again ({' '.join(str(error).split())})"
+        raise DataError(explain("model.path", "must hold a readable config.json", str(file), remedy)) from error
 
 
 def check_spool(spool: Path, version: int, expected: Mapping[str, TensorLayout]) -> None:
