@@ -60,10 +60,12 @@ def _check_versions(version: int, samples: Sequence[Sample]) -> None:
 
 def is_broken(response: Response) -> bool:
     """A response without one finite log-prob per token comes from a broken engine and cannot be trained."""
-    # An engine's answer comes over the wire: a missing log-prob may well be None there, whatever the type says.
-    return len(response.logprobs) != len(response.token_ids) or not all(
-        isinstance(value, float) and math.isfinite(value) for value in response.logprobs
-    )
+    if len(response.logprobs) != len(response.token_ids):
+        return True
+    try:
+        return not all(map(math.isfinite, response.logprobs))
+    except TypeError:  # what comes over the wire may hold None for a missing one, whatever the type says
+        return True
 
 
 def reward_stats(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
