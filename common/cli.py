@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 a failed run or check, 2 bad input (one line on stderr:
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -121,6 +122,9 @@ def main() -> NoReturn:
         code = 130
     finally:
         _end_children()
+    if code == 130:
+        sys.stdout.flush()
+        os._exit(code)  # exit handlers would look for the processes that were just ended, and complain
     sys.exit(code)
 
 

@@ -31,7 +31,7 @@ class ModelConfig(Section):
     """The policy's starting weights: exactly one of `path` and `recipe`."""
 
     path: str | None = None  # a Hugging Face model directory: config.json, tokenizer, safetensors
-    recipe: Literal["quickstart"] | None = None  # built once by a short supervised warm-up, then cached
+    recipe: Literal["quickstart", "long_sums"] | None = None  # built once by a short supervised warm-up, then cached
     recipe_options: dict[str, Any] = {}  # overrides of the recipe's settings
 
 

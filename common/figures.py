@@ -24,8 +24,8 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def small(value: float | None) -> str:
-    """Three significant digits, for gaps and norms."""
-    return DASH if value is None else f"{value:.3g}"
+    """Two significant digits, for gaps and norms."""
+    return DASH if value is None else f"{value:.2g}"
 
 
 def sparkline(values: list[float]) -> str:

@@ -2,8 +2,8 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from common.config import Config
@@ -17,15 +17,24 @@ from common.timeline import Timeline
 NUM_PROBES = 4  # prompts of a log-prob probe
 
 
+@contextmanager
+def ray_running(timeline: Timeline) -> Iterator[None]:
+    """Ray, for the time of the block."""
+    cluster = importlib.import_module("rolloutpipe_torch.cluster")
+    timeline.emit("phase", name="starting Ray")
+    try:
+        cluster.start_ray()
+        yield
+    finally:
+        cluster.stop_ray()
+
+
 @asynccontextmanager
 async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline) -> AsyncIterator[RunParts]:
-    """Ray, engines, trainer ranks and verifier workers, for the time of the block."""
-    cluster = importlib.import_module("rolloutpipe_torch.cluster")
+    """Engines, trainer ranks and verifier workers, for the time of the block; Ray must run."""
     closing: list[Any] = []  # what has `close`
     publisher = None
     try:
-        timeline.emit("phase", name="starting Ray")
-        cluster.start_ray()
         timeline.emit("phase", name="starting engines, trainer and verifier")
         engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing)
         publisher = _publisher(config, prepared, run_dir, timeline, engine, trainer)
@@ -41,7 +50,6 @@ async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline
         )
     finally:
         await _close_all(closing, config.limits.close_timeout_s)
-        cluster.stop_ray()
         if publisher is not None:
             publisher.close()
 
@@ -65,15 +73,18 @@ async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closin
     verifier = VerifierPool(config.rewards, examples=prepared.workload.examples, log=run_dir.logs / "verifier.log")
     closing.append(verifier)
 
-    async def keep(start: Awaitable[Any]) -> Any:
-        part = await start
+    async def keep(start: Callable[[], Awaitable[Any]]) -> Any:
+        part = await start()
         closing.append(part)
         return part
 
-    start_engines = asyncio.to_thread(pool_room.start_pool, config, prepared.model_dir, run_dir.logs, prepared.max_model_len)
-    start_trainer = room_of(config, "trainer").start_trainer(config, prepared.model_dir, run_dir.logs)
-    starts = [asyncio.create_task(keep(start)) for start in (start_engines, start_trainer)]
-    starts.append(asyncio.create_task(verifier.start(config.limits.start_timeout_s)))
+    model_dir, logs = prepared.model_dir, run_dir.logs
+    start_pool, start_trainer = pool_room.start_pool, room_of(config, "trainer").start_trainer
+    starts = [
+        asyncio.create_task(keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len))),
+        asyncio.create_task(keep(lambda: start_trainer(config, model_dir, logs))),
+        asyncio.create_task(verifier.start(config.limits.start_timeout_s)),
+    ]
     try:
         engine, trainer, _ = await asyncio.gather(*starts)
     except BaseException:

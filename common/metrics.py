@@ -35,6 +35,7 @@ class RoundMetrics:
     rollout_s: float | None = None
     trainer_wait_s: float = 0.0
     trainer_compute_s: float = 0.0
+    trainer_cpu_s: float | None = None  # CPU seconds of all trainer ranks
     waiting_ratio: float | None = None
     waiting_ratio_first: float | None = None
     publish_s: float = 0.0
@@ -230,10 +231,12 @@ class _Round:
 
     def _updates(self) -> dict[str, Any]:
         first = next((update for update in self.updates if update["update"] == 0), {})
+        cpu = [update["metrics"]["cpu_s"] for update in self.updates if "cpu_s" in (update.get("metrics") or {})]
         return {
             "logprob_gap_max": (first.get("metrics") or {}).get("logprob_gap_max"),
             "loss_mean": _mean([update["loss"] for update in self.updates]),
             "grad_norm_mean": _mean([update["grad_norm"] for update in self.updates]),
+            "trainer_cpu_s": sum(cpu) if cpu else None,
             "updates": len(self.updates),
             "optimizer_step": self.updates[-1]["optimizer_step"] if self.updates else None,
         }

@@ -42,12 +42,30 @@ class Pool:
         """Index of the replica that runs this request; None where it is not in flight."""
         return self._placed.get(request_id)
 
+    def place(self, request: Request) -> int:
+        """Index of the replica that `generate` would use now: its group's own while that has room, else the emptiest.
+
+        Raises EngineError where none has room, or none is alive.
+        """
+        home = self._homes.get(request.group_id)
+        if home is not None and home not in self._lost and self._room(home) > 0:
+            return home
+        serving = self._serving()
+        if not serving:
+            raise EngineError("no engine of the pool is alive")
+        index = max(serving, key=lambda index: (self._room(index), -index))
+        if self._room(index) <= 0:
+            raise EngineError(f"no engine has room: all {self.capacity} slots of the pool are taken")
+        if home is None or home in self._lost:
+            self._homes[request.group_id] = index
+        return index
+
     async def generate(self, request: Request, sampling: Sampling) -> Response:
         """As `Engine.generate`; raises EngineError where no replica has room: the caller admitted too many."""
         if request.request_id in self._placed:
             remedy = "wait for its response first"
             raise DuplicateRequestError(explain("request_id", "must not be in flight already", request.request_id, remedy))
-        index = self._place(request)
+        index = self.place(request)
         self._placed[request.request_id] = index
         self._num_running[index] += 1
         try:
@@ -99,20 +117,6 @@ class Pool:
 
     def _room(self, index: int) -> int:
         return self._engines[index].capacity - self._num_running[index]
-
-    def _place(self, request: Request) -> int:
-        home = self._homes.get(request.group_id)
-        if home is not None and home not in self._lost and self._room(home) > 0:
-            return home
-        serving = self._serving()
-        if not serving:
-            raise EngineError("no engine of the pool is alive")
-        index = max(serving, key=lambda index: (self._room(index), -index))
-        if self._room(index) <= 0:
-            raise EngineError(f"no engine has room: all {self.capacity} slots of the pool are taken")
-        if home is None or home in self._lost:
-            self._homes[request.group_id] = index
-        return index
 
     async def _note_death(self, index: int) -> None:
         # A replica that fails at once looks idle: without this it would draw every retry.

@@ -69,7 +69,11 @@ def find_model(config: Config, report: Callable[[str], None] = lambda line: None
             remedy = "give a Hugging Face model directory, with config.json"
             raise DataError(explain("model.path", "must be a model directory", config.model.path, remedy))
         return path
-    return Path(importlib.import_module("rolloutpipe_torch.warmup").find_or_build(config.model.recipe_options, report))
+    return Path(
+        importlib.import_module("rolloutpipe_torch.warmup").find_or_build(
+            config.model.recipe, config.model.recipe_options, report
+        )
+    )
 
 
 def context_length(model_dir: Path) -> int:

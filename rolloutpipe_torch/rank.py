@@ -8,6 +8,7 @@ method but `listen` and `abort_update` is a collective, so all ranks get the sam
 
 import os
 import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -42,6 +43,7 @@ class TrainerRank:
         self._rank, self._num_ranks = rank, num_ranks
         self._rules = LossRules.from_config(config)
         self._sums: Sums = {}
+        self._cpu_mark_s = time.process_time()
 
     def listen(self) -> int:
         """Open the meeting point of the ranks on the loopback address and return its port.
@@ -107,7 +109,7 @@ class TrainerRank:
                 ref = self._score(self._reference, batch)
             logprobs, entropies = self._forward(self._policy, batch, self._config.sampling.temperature)
             loss, sums = loss_sum(batch, TokenLogprobs(batch.padded(logprobs), old, ref), self._rules)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             sums["entropy_sum"] = entropies.sum().double() * batch.is_real[0]
             add_sums(self._sums, sums)
 
@@ -135,8 +137,12 @@ class TrainerRank:
         self._sums = {}
         if denominator == 0:
             self._optimizer.zero_grad()
-            return 0.0, sums
-        return self._optimizer.step(lr, denominator, self._config.training.max_grad_norm), sums
+            grad_norm = 0.0
+        else:
+            grad_norm = self._optimizer.step(lr, denominator, self._config.training.max_grad_norm)
+        now_s = time.process_time()
+        sums["cpu_s"], self._cpu_mark_s = now_s - self._cpu_mark_s, now_s
+        return grad_norm, sums
 
     def abort_update(self) -> None:
         """Forget the open update."""

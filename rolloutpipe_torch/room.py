@@ -11,6 +11,8 @@ from common.spool import model_layout
 
 _GB = 1e9
 _FLOAT32_BYTES = 4
+# What a driver of GPUs makes: NVIDIA's own, under Windows' Linux, AMD's.
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def check_room(config: Config, model_dir: Path | None = None) -> None:
@@ -58,7 +60,9 @@ def _check_bytes(ranks: int, needed: int, available: int, what: str) -> None:
 
 def _gpu_memory() -> list[int]:
     """Bytes of each visible GPU; none without CUDA."""
-    from torch import cuda  # a second to import, so only where the question is asked
+    if not any(Path(device).exists() for device in _GPU_DEVICES):
+        return []
+    from torch import cuda  # a second to import, so only where there may be a GPU
 
     return [cuda.get_device_properties(index).total_memory for index in range(cuda.device_count())] if cuda.is_available() else []
 

@@ -4,6 +4,7 @@ The driver turns groups into rows, plans the micro-batches of all ranks, counts 
 Ranks only compute, so they cannot disagree. No torch is imported here.
 """
 
+import asyncio
 import json
 import shutil
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class _OpenUpdate:
     denominator: int = 0
     kl_sum: float = 0.0  # k1 only: sampler - reference over `kl_tokens`
     kl_tokens: int = 0
+    is_torn: bool = False  # a call was cancelled within: the ranks may have added what is not counted here
 
 
 class TorchTrainer:
@@ -45,7 +47,6 @@ class TorchTrainer:
         self._rules = LossRules.from_config(config)
         self._update: _OpenUpdate | None = None
         self._optimizer_step = 0
-        self._num_rounds = 0  # begun; also the weight version that the next export has
 
     @classmethod
     async def start(cls, config: Config, model_dir: Path, log_dir: Path) -> Self:
@@ -73,7 +74,6 @@ class TorchTrainer:
         training = self._config.training
         if training.importance_cap is not None and training.keep_round_weights and self._config.updates_per_round > 1:
             await self._ranks.call("keep_round_weights")
-        self._num_rounds += 1
 
     async def begin_update(self) -> None:
         """Open an update. The ranks' sums are empty already."""
@@ -91,7 +91,12 @@ class TorchTrainer:
         else:
             rows = [row for group in groups for row in rows_of(group)]
         if rows:
-            await self._ranks.call_each("accumulate", [(micro_batches,) for micro_batches in self._plan(rows)[0]])
+            micro_batches, _ = self._plan(rows)
+            try:
+                await self._ranks.call_each("accumulate", [(mine,) for mine in micro_batches])
+            except asyncio.CancelledError:
+                update.is_torn = True
+                raise
         update.num_groups += len(groups)
         update.num_tokens += sum(len(row.response_ids) for row in rows if row.is_counted and row.has_spread)
         update.denominator += sum(self._rules.denominator(len(row.response_ids)) for row in rows if row.is_counted)
@@ -135,12 +140,15 @@ class TorchTrainer:
         rows = [_bare_row(prompt, response) for prompt, response in sequences]
         return await self._score(rows, temperature, "policy")
 
-    async def export_weights(self, spool: Path) -> None:
-        """Stream the weights into `spool`; their version is the number of rounds begun: 0 before the first."""
-        await self._ranks.call("export_weights", spool.absolute(), self._num_rounds)
+    async def export_weights(self, spool: Path, version: int) -> None:
+        """Stream the weights into `spool` as `version`."""
+        await self._ranks.call("export_weights", spool.absolute(), version)
 
     async def save(self, directory: Path) -> None:
-        """Write the state into the new `directory`, which appears when all of it is there. Not within an update."""
+        """Write the state into the new `directory`, which appears when all of it is there.
+
+        Not within an update, and between rounds where the round's weights are kept: that copy is not saved.
+        """
         self._need_no_update("save")
         if directory.exists():
             raise UsageError(explain("save", "must be given a new directory", str(directory), "choose another name"))
@@ -148,8 +156,7 @@ class TorchTrainer:
         shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
         partial.mkdir(parents=True)
         await self._ranks.call("save", partial)
-        counters = {"optimizer_step": self._optimizer_step, "num_rounds": self._num_rounds}
-        state = {**counters, "num_ranks": self._config.training.ranks}
+        state = {"optimizer_step": self._optimizer_step, "num_ranks": self._config.training.ranks}
         (partial / _STATE).write_text(json.dumps(state), encoding="utf-8")
         partial.rename(directory)
 
@@ -161,7 +168,7 @@ class TorchTrainer:
         self._need_no_update("restore")
         state = _read_state(directory)
         await self._ranks.call("restore", directory.absolute(), state["num_ranks"], state["optimizer_step"])
-        self._optimizer_step, self._num_rounds = state["optimizer_step"], state["num_rounds"]
+        self._optimizer_step = state["optimizer_step"]
 
     async def close(self) -> None:
         """End all processes; idempotent."""
@@ -202,6 +209,8 @@ class TorchTrainer:
     def _need_update(self, call: str) -> _OpenUpdate:
         if self._update is None:
             raise UsageError(explain(call, "needs an open update", None, "call begin_update first"))
+        if self._update.is_torn:
+            raise UsageError(explain(call, "must not follow an accumulate that was cut off", None, "call abort_update first"))
         return self._update
 
     def _need_no_update(self, call: str) -> None:
@@ -220,7 +229,7 @@ def _check_advantages(config: Config) -> None:
 def _read_state(directory: Path) -> dict[str, int]:
     try:
         state = json.loads((directory / _STATE).read_text(encoding="utf-8"))
-        return {name: int(state[name]) for name in ("optimizer_step", "num_rounds", "num_ranks")}
+        return {name: int(state[name]) for name in ("optimizer_step", "num_ranks")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = f"resume from an older checkpoint ({type(error).__name__}: {' '.join(str(error).split())})"
         raise DataError(explain("checkpoint", "must be a directory that save wrote", str(directory), remedy)) from error
@@ -244,6 +253,7 @@ def _metrics(sums: dict[str, float], update: _OpenUpdate) -> dict[str, float]:
     tokens, trained = max(1.0, sums.get("tokens", 0.0)), max(1.0, sums.get("trained_tokens", 0.0))
     metrics: dict[str, Any] = {
         "tokens": sums.get("tokens", 0.0),
+        "cpu_s": sums.get("cpu_s", 0.0),  # of all ranks, since the last update
         "logprob_gap_max": sums.get("gap_max", 0.0),
         "logprob_gap_mean": sums.get("gap_sum", 0.0) / tokens,
         "kl_sampler": sums.get("kl_sampler_sum", 0.0) / tokens,
@@ -259,3 +269,8 @@ def _metrics(sums: dict[str, float], update: _OpenUpdate) -> dict[str, float]:
     elif update.kl_tokens:
         metrics["kl_ref"] = update.kl_sum / update.kl_tokens
     return metrics
+
+
+async def start_trainer(config: Config, model_dir: Path, log_dir: Path) -> TorchTrainer:
+    """What a trainer room offers to `common.launch`, under the same name in each room."""
+    return await TorchTrainer.start(config, model_dir, log_dir)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -66,7 +67,7 @@ def _with_schedule(config: Config, schedule: str, root: Path) -> Config:
 
 
 def comparison(results: list[RunResult]) -> dict[str, Any]:
-    """The contract's JSON (issue-facing names in FIGURES), medians over the rounds of each schedule."""
+    """What `compare.json` holds: each round's FIGURES, and their medians by schedule."""
     return {
         "schedules": [
             {
@@ -87,32 +88,22 @@ def _round(metrics: RoundMetrics) -> dict[str, Any]:
 
 def comparison_table(data: dict[str, Any]) -> Table:
     """Medians side by side; ratios against the first schedule."""
-    table = Table(title="medians of the rounds", title_justify="left")
-    for heading in (
-        "schedule",
-        "rollout to train end",
-        "ratio",
-        "first dispatch",
-        "waiting",
-        "rollout",
-        "compute",
-        "tokens",
-        "weights",
-    ):
-        table.add_column(heading, justify="left" if heading in ("schedule", "weights") else "right")
+    table = Table(box=box.SIMPLE_HEAD, title="medians of the rounds, seconds", title_justify="left", padding=(0, 1, 0, 0))
+    for heading in ("schedule", "train\nend", "ratio", "first\ndispatch", "waits", "rollout", "compute", "tokens", "weights"):
+        table.add_column(heading, justify="left" if heading in ("schedule", "weights") else "right", no_wrap=True)
     base = data["schedules"][0]["median"]
     for row in data["schedules"]:
         median = row["median"]
         table.add_row(
             row["schedule"],
-            f"{median['r2t_end_s']:.2f} s",
+            f"{median['r2t_end_s']:.2f}",
             f"{median['r2t_end_s'] / base['r2t_end_s']:.2f}",
-            f"{median['first_dispatch_s']:.2f} s",
+            f"{median['first_dispatch_s']:.2f}",
             f"{100 * median['waiting_ratio']:.1f} %",
-            f"{median['rollout_s']:.2f} s",
-            f"{median['trainer_compute_s']:.2f} s",
+            f"{median['rollout_s']:.2f}",
+            f"{median['trainer_compute_s']:.2f}",
             f"{sum(one['tokens'] for one in row['rounds']):,}",
-            row["final_weights_sha256"][:12],
+            row["final_weights_sha256"][:10],
         )
     return table
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from common.config import Config, load_config
 from common.display import LiveDisplay, final_table
 from common.errors import ConfigError, explain
-from common.launch import launched
+from common.launch import launched, ray_running
 from common.prepare import Prepared, prepare
 from common.report.html import write_report
 from common.report.tensorboard import TensorboardListener
@@ -54,7 +54,7 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
     if not resume:
         create(run_dir, config)
     try:
-        result = asyncio.run(_train(config, prepared, run_dir, console, resume))
+        result = _record(config, prepared, run_dir, console, resume)
     finally:
         if run_dir.timeline.exists():
             write_trace(run_dir.path)
@@ -63,8 +63,8 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
     return result
 
 
-async def _train(config: Config, prepared: Prepared, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
-    _end_on_sigterm()
+def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
+    """The run within its timeline, which ends by saying how the run ended."""
     start_s = _last_event_s(run_dir) if resume else 0.0
     with Timeline(run_dir.timeline, offset_s=start_s) as timeline:
         tensorboard = TensorboardListener(timeline, run_dir.tensorboard)
@@ -72,19 +72,26 @@ async def _train(config: Config, prepared: Prepared, run_dir: RunDir, console: C
         try:
             with LiveDisplay(timeline, console):
                 _emit_start(config, timeline)
-                async with launched(config, prepared, run_dir, timeline) as parts:
-                    result = await Run(config, parts, run_dir).run(resume=resume)
+                # Outside the event loop: there Ctrl-C would wait until Ray has started.
+                with ray_running(timeline):
+                    result = asyncio.run(_run(config, prepared, run_dir, timeline, resume))
             status = "finished"
             return result
-        except asyncio.CancelledError:
+        except (KeyboardInterrupt, asyncio.CancelledError):
             status = "stopped"
-            raise
+            raise KeyboardInterrupt from None
         except Exception as error:
             detail = " ".join(str(error).split())
             raise
         finally:
             timeline.emit("run_end", status=status, detail=detail)
             tensorboard.close()
+
+
+async def _run(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, resume: bool) -> RunResult:
+    _end_on_sigterm()
+    async with launched(config, prepared, run_dir, timeline) as parts:
+        return await Run(config, parts, run_dir).run(resume=resume)
 
 
 def _emit_start(config: Config, timeline: Timeline) -> None:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ class VerifierPool:
         if self._config.function is None and any(task.get("workload") == "reasoning_gym" for task in self._examples):
             modules.append("reasoning_gym")
         self._context.set_forkserver_preload(modules)
+        _start_fork_server()
         setup = worker.Setup(
             function=self._config.function,
             examples=self._examples,
@@ -146,6 +148,15 @@ class VerifierPool:
         pool = ProcessPool(max_workers=self._config.workers, context=self._context, initializer=worker.set_up, initargs=(setup,))
         assert pool.active  # asking starts it
         return pool
+
+
+def _start_fork_server() -> None:
+    """With SIGINT blocked, as its workers inherit it: Ctrl-C belongs to the driver, also while the server still imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(pool: ProcessPool) -> None:

@@ -30,6 +30,7 @@ Output = tuple[list[int], list[float], str, int, int]
 Phases = list[tuple[str, Callable[[], Awaitable[Any]]]]
 
 _RESUME_TIMEOUT_S = 5.0
+_ABORT_TRIES, _ABORT_PAUSE_S = 100, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +121,17 @@ class VllmEngine:
         return token_ids, logprobs, final.finish_reason, int(versions[0]), int(versions[1])
 
     async def abort(self, request_ids: list[str]) -> None:
-        """End these requests; their `generate` returns with what there is."""
-        if not self._fault:
-            await self._llm.abort([request_id for request_id in request_ids if request_id in self._running])
+        """End these requests; their `generate` returns with what there is.
+
+        Returns when they have ended, or after a few seconds.
+        """
+        for _ in range(_ABORT_TRIES):
+            running = [request_id for request_id in request_ids if request_id in self._running]
+            if not running or self._fault:
+                return
+            await self._llm.abort(running)
+            # vLLM ignores ids it does not know yet: a request still on its way in is met by the next try.
+            await asyncio.sleep(_ABORT_PAUSE_S)
 
     async def publish(self, version: int, spool: str) -> dict[str, float]:
         """Load the shards of `spool` as `version`; returns seconds by phase.

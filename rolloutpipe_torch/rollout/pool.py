@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import re
-import time
 from collections.abc import Awaitable, Hashable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +45,10 @@ class RemoteEngine:
     def capacity(self) -> int:
         """Requests decoded together."""
         return self._capacity
+
+    def place(self, request: Request) -> int:
+        """There is one replica."""
+        return 0
 
     async def generate(self, request: Request, sampling: Sampling) -> Response:
         """As `Engine.generate`; where the caller gives up waiting, the engine stops too."""
@@ -123,11 +126,11 @@ class RemoteEngine:
         return EngineError(f"{self.name}: {lines[-1] if 'creation task' in lines[0] else lines[0]}")
 
 
-def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> Pool:
+async def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> Pool:
     """Start all replicas at the same time; Ray must run (`cluster.start_ray`).
 
     Raises ConfigError where they do not fit into memory, and EngineError where one fails or `limits.start_timeout_s`
-    passes; then none is left. Blocks: call it outside an event loop, or in a thread.
+    passes; then, and where the call is cancelled, none is left.
     """
     check_room(config, model_dir)
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -137,7 +140,7 @@ def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: in
         for index in range(config.rollout.replicas)
     ]
     try:
-        _await_start(engines, config.limits.start_timeout_s, log_dir)
+        await _await_start(engines, config.limits.start_timeout_s, log_dir)
     except BaseException:
         for engine in engines:
             ray.kill(engine.actor)
@@ -209,20 +212,28 @@ def _start_actor(settings: EngineSettings) -> RemoteEngine:
     return RemoteEngine(settings.name, actor, settings.capacity)
 
 
-def _await_start(engines: list[RemoteEngine], timeout_s: float, log_dir: Path) -> None:
-    deadline = time.monotonic() + timeout_s
-    starting = {engine.actor.start.remote(): engine for engine in engines}
-    while starting:
-        ready, _ = ray.wait(list(starting), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-        if not ready:
-            names = ", ".join(engine.name for engine in starting.values())
+async def _await_start(engines: list[RemoteEngine], timeout_s: float, log_dir: Path) -> None:
+    """Until all have started; the first failure ends the wait."""
+    starts = {asyncio.create_task(_start(engine, log_dir)): engine for engine in engines}
+    try:
+        done, waiting = await asyncio.wait(starts, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        if waiting:
+            names = ", ".join(starts[task].name for task in waiting)
             raise EngineError(f"{names}: not started within limits.start_timeout_s = {timeout_s:g} s, see {log_dir}")
-        engine = starting.pop(ready[0])
-        try:
-            engine.pid = ray.get(ready[0])
-        except RayError as error:
-            log = log_dir / f"{engine.name}.log"
-            raise EngineError(f"{_first_error(log) or engine.translate(error)}; see {log}") from error
+    finally:
+        for task in starts:
+            task.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def _start(engine: RemoteEngine, log_dir: Path) -> None:
+    try:
+        engine.pid = await engine.actor.start.remote()
+    except RayError as error:
+        log = log_dir / f"{engine.name}.log"
+        raise EngineError(f"{_first_error(log) or engine.translate(error)}; see {log}") from error
 
 
 def _first_error(log: Path) -> str:

@@ -62,7 +62,7 @@ class SpoolReceiver(WeightTransferEngine[SpoolInit, SpoolShard]):
         # Quantized models have parameters that are computed, not loaded.
         if self._missing and self.model_config.quantization is None:
             raise PublishError(f"parameter {min(self._missing)} of the engine was in no shard ({len(self._missing)} missing)")
-        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        finalize_layerwise_reload(self.model, self.model_config)
         rebind_tied_head(self.model)
 
     def shutdown(self) -> None:

@@ -77,7 +77,7 @@ def serve(directory: Path, *, tied: bool, eos: list[int] | None, **options: Any)
             "limits": {"publish_timeout_s": 30},
         }
     )
-    pool = start_pool(config, directory / "model-0", directory / "logs", MAX_MODEL_LEN)
+    pool = asyncio.run(start_pool(config, directory / "model-0", directory / "logs", MAX_MODEL_LEN))
     try:
         yield Served(pool, models, directory)
     finally:
@@ -148,21 +148,20 @@ def test_new_weights_of_a_tied_model_are_used_head_included(tied: Served) -> Non
 
 def test_planted_stale_head_would_be_noticed(tied: Served) -> None:
     tied.publish(0)
-    asyncio.run(plant_stale_head(tied, True))
+    tied.plant(plant_stale_head, True)
     try:
         tied.publish(1)
         assert tied.gap(1, requests(8)) > OTHER
     finally:
-        asyncio.run(plant_stale_head(tied, False))
+        tied.plant(plant_stale_head, False)
     tied.publish(1)
     assert tied.gap(1, requests(8)) < SAME
 
 
-async def plant_stale_head(served: Served, is_planted: bool) -> None:
-    async def call(engine: Any) -> None:
-        await engine._llm.collective_rpc("plant_stale_head", args=(is_planted,))
-
-    await served.actor.__ray_call__.remote(call)
+def plant_stale_head(engine: Any, is_planted: bool) -> None:
+    # Ray runs this in a thread beside the actor's event loop.
+    call = engine._llm.collective_rpc("plant_stale_head", args=(is_planted,))
+    asyncio.run_coroutine_threadsafe(call, engine._llm.output_handler.get_loop()).result(10)
 
 
 def test_prompt_cached_under_old_weights_is_computed_anew(tied: Served) -> None:
@@ -250,6 +249,19 @@ def test_abort_returns_the_tokens_so_far(tied: Served) -> None:
         assert len(short.token_ids) < 480
         assert whole.finish_reason == FinishReason.LENGTH
         assert whole.token_ids[: len(short.token_ids)] == short.token_ids
+
+
+def test_abort_reaches_requests_that_have_only_just_been_sent(tied: Served) -> None:
+    async def sent_and_aborted() -> list[Response]:
+        tasks = [asyncio.create_task(tied.pool.generate(each, Sampling(max_tokens=480))) for each in requests(32, prompt_len=20)]
+        await asyncio.sleep(0)
+        await tied.pool.abort([each.request_id for each in requests(32)])
+        return await asyncio.gather(*tasks)
+
+    responses = asyncio.run(sent_and_aborted())
+    assert {response.finish_reason for response in responses} == {FinishReason.ABORT}
+    # Also those without a token, to which vLLM gives no version.
+    assert {(response.version_start, response.version_end) for response in responses} == {(tied.version, tied.version)}
 
 
 def test_giving_up_on_a_request_stops_it_in_the_engine(tied: Served) -> None:

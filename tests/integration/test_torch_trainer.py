@@ -51,10 +51,14 @@ def start(model, logs, ranks):
 def trainers(tiny_model, tmp_path_factory, ray_runtime):
     """Trainers by number of ranks, each with a saved start to go back to."""
     directory = tmp_path_factory.mktemp("trainers")
-    made = {}
-    for ranks in (1, 2):
-        made[ranks] = start(tiny_model, directory / f"logs{ranks}", ranks)
-        asyncio.run(made[ranks].save(directory / f"start{ranks}"))
+
+    async def start_both():
+        started = [TorchTrainer.start(config_of(tiny_model, ranks), tiny_model, directory / f"logs{ranks}") for ranks in (1, 2)]
+        return await asyncio.gather(*started)
+
+    made = dict(zip((1, 2), asyncio.run(start_both()), strict=True))
+    for ranks, trainer in made.items():
+        asyncio.run(trainer.save(directory / f"start{ranks}"))
     yield made, directory
     for trainer in made.values():
         asyncio.run(trainer.close())
@@ -79,12 +83,14 @@ async def train(trainer, groups, updates=2):
         await trainer.begin_update()
         for group in groups[index * size : (index + 1) * size]:
             await trainer.accumulate([group])
-        results.append(await trainer.finish_update())
+        result = await trainer.finish_update()
+        assert result.metrics["cpu_s"] > 0
+        results.append(replace(result, metrics={**result.metrics, "cpu_s": 0.0}))  # the one number that a rerun changes
     return results
 
 
 def export(trainer, spool):
-    asyncio.run(trainer.export_weights(spool))
+    asyncio.run(trainer.export_weights(spool, 0))
     return {name: tensor for file in spool_files(spool) for name, tensor in load_file(file).items()}
 
 
@@ -175,7 +181,7 @@ def test_exported_weights_are_the_trainers(fresh, make_group, tiny_model, tmp_pa
     _, two = fresh
     asyncio.run(train(two, [make_group(seed) for seed in range(4)]))
     weights = export(two, tmp_path / "spool")
-    check_spool(tmp_path / "spool", 1, model_layout(tiny_model))  # one round begun: version 1
+    check_spool(tmp_path / "spool", 0, model_layout(tiny_model))
     assert "lm_head.weight" not in weights  # tied, sent once
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     model.load_state_dict(weights, strict=False)
@@ -202,6 +208,25 @@ def test_bad_input_is_refused_and_the_trainer_goes_on(fresh, make_group):
     assert asyncio.run(scenario()).num_groups == 1
 
 
+def test_a_call_cut_off_leaves_nothing_behind(fresh, make_group):
+    one, _ = fresh
+
+    async def scenario():
+        await one.begin_update()
+        call = asyncio.ensure_future(one.accumulate([make_group(0)]))
+        await asyncio.sleep(0)  # sent, not answered
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        with pytest.raises(UsageError, match="call abort_update first"):
+            await one.finish_update()
+        await one.abort_update()
+        return await train(one, [make_group(1)], updates=1)
+
+    (result,) = asyncio.run(scenario())
+    assert result.metrics["tokens"] == make_group(1).num_tokens
+
+
 def test_new_processes_give_the_same_bits_and_a_dead_rank_is_named(fresh, tiny_model, make_group, tmp_path):
     trainer = start(tiny_model, tmp_path, 2)
     groups = [make_group(seed) for seed in range(4)]
@@ -226,3 +251,10 @@ def test_start_refuses_what_cannot_run(tiny_model, tmp_path):
         start(tiny_model, tmp_path, 4096)
     with pytest.raises(DataError, match=r"model\.path"):
         start(tmp_path / "none", tmp_path, 1)
+
+
+def test_start_that_takes_too_long_ends_with_an_error(tiny_model, tmp_path):
+    config = config_of(tiny_model, 1)
+    config = config.model_copy(update={"limits": config.limits.model_copy(update={"start_timeout_s": 0.05})})
+    with pytest.raises(TrainerError, match=r"did not start within 0\.05 s \(limits\.start_timeout_s\); see .*rank-0\.log"):
+        asyncio.run(TorchTrainer.start(config, tiny_model, tmp_path))

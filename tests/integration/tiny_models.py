@@ -10,6 +10,8 @@ from common.records import Request, Response
 from common.spool import SpoolWriter
 
 VOCABULARY = 50
+# The models are too small for two threads to help, and on a busy machine they wait for each other a hundred times as long.
+torch.set_num_threads(1)
 
 
 def tiny_model(directory: Path, *, seed: int, tied: bool, eos: list[int] | None) -> Any:

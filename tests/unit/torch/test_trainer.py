@@ -10,7 +10,8 @@ from common.config import Config
 from common.errors import ConfigError, DataError, TrainerError, UsageError
 from common.grpo import group_advantages, rewards_with_k1
 from common.protocols import Trainer
-from common.spool import check_spool, model_layout
+from common.spool import check_spool, model_layout, read_manifest
+from common.testing.contracts import check_trainer
 from rolloutpipe_torch.rank import TrainerRank
 from rolloutpipe_torch.room import check_room
 from rolloutpipe_torch.trainer import TorchTrainer, _check_advantages
@@ -72,6 +73,13 @@ def same(found, expected):
 def test_it_is_a_trainer(tiny_model):
     with trainer_of(tiny_model) as trainer:
         assert isinstance(trainer, Trainer)
+
+
+@pytest.mark.parametrize("model", ["tiny_model", "tiny_untied_model"])
+def test_it_keeps_the_contract(request, model, make_group, tmp_path):
+    directory = request.getfixturevalue(model)
+    with trainer_of(directory, kl={"coef": 0.1}) as trainer:
+        asyncio.run(check_trainer(trainer, [make_group(0), make_group(1)], model_layout(directory), tmp_path))
 
 
 def test_an_update_counts_and_measures(tiny_model, make_group):
@@ -138,10 +146,10 @@ def test_abort_forgets_the_update(tiny_model, make_group):
         return await update(trainer, make_group(0))
 
     with trainer_of(tiny_model) as trainer:
-        clean = asyncio.run(update(trainer, make_group(0)))
+        clean = asyncio.run(update(trainer, make_group(0))).metrics | {"cpu_s": 0.0}
         expected = weights(trainer)
     with trainer_of(tiny_model) as trainer:
-        assert asyncio.run(scenario(trainer)) == clean
+        assert asyncio.run(scenario(trainer)).metrics | {"cpu_s": 0.0} == clean
         assert same(weights(trainer), expected)
 
 
@@ -215,15 +223,13 @@ def test_logprobs_of_empty_responses_are_empty(tiny_model):
             asyncio.run(trainer.logprobs([((), (1,))], 1.0))
 
 
-def test_exports_are_numbered_by_rounds_and_have_the_files_dtype(tiny_untied_model, tmp_path):
+def test_exports_have_the_given_version_and_the_dtypes_of_the_files(tiny_untied_model, tmp_path):
     with trainer_of(tiny_untied_model) as trainer:
-        asyncio.run(trainer.export_weights(tmp_path / "v0"))
-        asyncio.run(trainer.begin_round())
-        asyncio.run(trainer.export_weights(tmp_path / "v1"))
+        asyncio.run(trainer.export_weights(tmp_path / "spool", 7))
     layout = model_layout(tiny_untied_model)
     assert {spec.dtype for spec in layout.values()} == {"bfloat16"} and "lm_head.weight" in layout
-    check_spool(tmp_path / "v0", 0, layout)
-    check_spool(tmp_path / "v1", 1, layout)
+    check_spool(tmp_path / "spool", 7, layout)
+    assert {entry["dtype"] for entry in read_manifest(tmp_path / "spool").values()} == {"bfloat16"}
 
 
 def test_gradient_that_is_not_finite_is_an_error(tiny_model, make_group):
