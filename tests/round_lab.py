@@ -105,7 +105,7 @@ def run_round(
     index: int = 0,
     version: int = 0,
     meanwhile: Callable[[Lab, "asyncio.Task[RoundResult]"], Awaitable[None]] | None = None,
-    make_round: Callable[..., Round] = Round,
+    publish: Callable[[Lab], Awaitable[None]] | None = None,
     **settings: Any,
 ) -> Lab:
     """Run one round; `meanwhile` runs beside it. An error of the round is kept in `error`, for the test to expect.
@@ -118,7 +118,7 @@ def run_round(
     more = iter(make_problems(lab.config.groups_per_round + num_refills)[lab.config.groups_per_round :])
 
     async def run() -> None:
-        await _publish(lab, version)
+        await _serve_version(lab, version)
         timeline = Timeline(None, asyncio.get_running_loop().time)
         timeline.listen(lab.events.append)
         parts = Parts(
@@ -129,8 +129,9 @@ def run_round(
             timeline=timeline,
             on_group=lambda group, problem: lab.complete.append(group),
             refill=lambda: next(more, None),
+            publish=lambda: publish(lab) if publish else asyncio.sleep(0),
         )
-        task = asyncio.create_task(make_round(lab.config, parts, index=index, version=version).run(problems))
+        task = asyncio.create_task(Round(lab.config, parts, index=index, version=version).run(problems))
         beside = asyncio.create_task(meanwhile(lab, task)) if meanwhile else None  # type: ignore[arg-type]
         await asyncio.wait((task,), timeout=MAX_S)
         lab.ended_s = asyncio.get_running_loop().time()
@@ -149,7 +150,7 @@ def run_round(
     return lab
 
 
-async def _publish(lab: Lab, version: int) -> None:
+async def _serve_version(lab: Lab, version: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         spool = Path(folder)
         await lab.trainer.export_weights(spool, version)

@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Hashable, Iterable
 
 import pytest
-from round_lab import SCHEDULES, Lab, RecordingTrainer, ScriptedVerifier, run_round
+from round_lab import SCHEDULES, Lab, RecordingTrainer, run_round
 
-from common.errors import EngineError
+from common.errors import EngineError, PublishError
 from common.records import Request, Response, Sampling
-from common.round import RoundResult
 from common.testing import FakeEngine, FakeVerifier, Fault
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -190,14 +189,62 @@ def test_a_group_dropped_in_the_moment_of_an_admission_gives_all_slots_back(num_
     assert all(later.count(moment) == 2 for moment in later), "both slots go on serving"
 
 
-def test_the_next_round_starts_nothing_before_the_publish_is_done() -> None:
-    """Rule 6: `Round.run` returns after its publish, so the caller cannot be early; nothing runs during it."""
-    seen: list[int] = []
+@every_schedule
+def test_the_publish_comes_once_after_the_last_update_when_nothing_runs(schedule: str) -> None:
+    """Rule 6: it begins after the last step with an idle engine, and the round ends after it."""
+    began: list[tuple[float, int, int]] = []
 
-    async def watch(lab: Lab, task: "asyncio.Task[RoundResult]") -> None:
-        while not task.done():
-            await asyncio.sleep(0.5)
-            seen.append(len(lab.engine.started))
+    async def publish(lab: Lab) -> None:
+        (health,) = await lab.engine.health()
+        began.append((lab.events[-1]["t"], health.num_running, len(lab.trainer.trained)))
+        await asyncio.sleep(10)
 
-    lab = run_round(meanwhile=watch, trainer=RecordingTrainer(), verifier=ScriptedVerifier())
-    assert max(seen) == 16 and lab.of("round_end")[0]["t"] >= lab.of("update")[-1]["t"]
+    lab = run_round(schedule=schedule, publish=publish, engine=FakeEngine(3, seconds=uneven))
+    assert began == [(lab.of("update")[-1]["t"], 0, 4)]
+    assert lab.of("round_end")[0]["t"] == began[0][0] + 10
+    assert len(lab.engine.started) == 16, "no request of any round starts during a publish"
+
+
+def test_a_round_without_an_update_publishes_too() -> None:
+    """Design section 1: the version goes up at each publish, also when a round made no step."""
+    published: list[int] = []
+
+    async def publish(lab: Lab) -> None:
+        published.append(lab.trainer.step)
+
+    faults = {f"r0/g{order}/m0": [Fault.ERROR] for order in range(4)}
+    run_round(publish=publish, engine=FakeEngine(faults=faults), limits={"max_retries": 0})
+    assert published == [0]
+
+
+def test_a_failed_round_publishes_nothing() -> None:
+    """Rule 6: half a round's weights must not be served."""
+
+    async def publish(lab: Lab) -> None:
+        raise AssertionError("published")
+
+    trainer = RecordingTrainer()
+    trainer.fail_at = "r0/g3"
+    lab = run_round(publish=publish, trainer=trainer, groups_per_update=1)
+    assert trainer.step > 0 and "planted failure" in str(lab.error) and lab.of("round_end") == []
+
+
+def test_a_publish_that_fails_ends_the_round_with_its_error() -> None:
+    """Rule 6: the next round must not start."""
+
+    async def publish(lab: Lab) -> None:
+        raise PublishError("tensor w: checksum does not match")
+
+    lab = run_round(publish=publish)
+    assert isinstance(lab.error, PublishError) and lab.of("round_end") == []
+
+
+def test_the_watchdog_also_speaks_during_a_publish() -> None:
+    """Rule 7, pain 8: a transfer that hangs is told before its deadline ends it."""
+
+    async def publish(lab: Lab) -> None:
+        await asyncio.sleep(70)
+
+    lab = run_round(publish=publish, limits={"stall_s": 30})
+    assert len(lab.of("stall")) == 2
+    assert "4 of 4 groups complete, 0 dropped, 4 with the trainer, which is done" in lab.of("stall")[0]["message"]
