@@ -22,9 +22,9 @@ DType = Literal["float32", "bfloat16"]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused."""
+    """Base of all sections: frozen; unknown keys, infinity and NaN refused (a deadline that never comes is none)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(Section):

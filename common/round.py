@@ -54,19 +54,27 @@ class Round:
         timeline = self._parts.timeline
         timeline.emit("round_start", round=self._index, version=self._version, num_groups=len(problems))
         self._build(len(problems))
+        watchdog = asyncio.create_task(self._watchdog.run(), name="watchdog")
+        try:
+            await self._run_sides(problems)
+            self._books.check()
+            await self._parts.publish()
+        finally:
+            watchdog.cancel()
+            await asyncio.gather(watchdog, return_exceptions=True)
+        timeline.emit("round_end", round=self._index, books=self._books.as_dict())
+        return RoundResult(index=self._index, version=self._version, updates=tuple(self._train_side.updates), books=self._books)
+
+    async def _run_sides(self, problems: Sequence[Problem]) -> None:
+        """Both sides, side by side; neither is left running, whatever happens."""
         rollout = asyncio.create_task(self._produce(problems), name="rollout side")
         train = asyncio.create_task(self._train_side.run(), name="train side")
-        watchdog = asyncio.create_task(self._watchdog.run(), name="watchdog")
         try:
             await self._join(rollout, train)
         finally:
-            for task in (rollout, train, watchdog):
-                task.cancel()
-            await asyncio.gather(rollout, train, watchdog, return_exceptions=True)
-        self._books.check()
-        await self._parts.publish()
-        timeline.emit("round_end", round=self._index, books=self._books.as_dict())
-        return RoundResult(index=self._index, version=self._version, updates=tuple(self._train_side.updates), books=self._books)
+            rollout.cancel()
+            train.cancel()
+            await asyncio.gather(rollout, train, self._rollout_side.stop(), return_exceptions=True)
 
     def _build(self, num_groups: int) -> None:
         config, parts = self._config, self._parts
@@ -95,19 +103,13 @@ class Round:
         )
 
     async def _produce(self, problems: Sequence[Problem]) -> None:
-        try:
-            await self._rollout_side.run(problems)
-        except BaseException as error:
-            self._queue.fail(error)
-            raise
+        await self._rollout_side.run(problems)
         self._parts.timeline.emit("rollout_done", round=self._index)
         self._queue.open()
 
     async def _join(self, rollout: "asyncio.Task[None]", train: "asyncio.Task[list[UpdateResult]]") -> None:
         """Until both have ended; the first error ends the round."""
         await asyncio.wait((rollout, train), return_when=asyncio.FIRST_EXCEPTION)
-        if train.done() and rollout.done() and not rollout.cancelled() and (cause := rollout.exception()) is not None:
-            raise cause  # the train side only passes it on
         if not train.done():
             await asyncio.wait((train,))  # the queue has failed, so it ends; an open update is aborted first
         for task in (rollout, train):
@@ -115,28 +117,21 @@ class Round:
                 task.result()
 
     def _state(self) -> PipelineState:
-        now, queue, engine = self._parts.timeline.now(), self._queue.snapshot(), self._parts.engine
-        trained, compute_s = queue.num_taken, self._train_side.compute_s
-        elapsed_s = now - self._rollout_side.started_s
+        queue, compute_s = self._queue.snapshot(), self._train_side.compute_s
         return PipelineState(
-            now_s=now,
+            now_s=self._parts.timeline.now(),
             trainer_backlog_groups=queue.num_waiting,
-            trainer_groups_per_s=trained / compute_s if compute_s > 0 else 0.0,
-            engine_tokens_per_s=self._rollout_side.tokens / elapsed_s if elapsed_s > 0 else 0.0,
-            engine_running=len(self._rollout_side.in_flight),
-            engine_capacity=engine.capacity,
+            trainer_groups_per_s=queue.num_taken / compute_s if compute_s > 0 else 0.0,
+            engine_tokens_per_s=self._rollout_side.tokens_per_s,
+            engine_running=self._rollout_side.num_in_flight,
+            engine_capacity=self._parts.engine.capacity,
         )
 
     def _describe(self) -> str:
         """Who waits for whom, in one line."""
-        queue, now = self._queue.snapshot(), self._parts.timeline.now()
-        line = (
-            f"round {self._index}: {queue.num_expected - queue.num_missing} of {queue.num_expected} groups complete, "
-            f"{queue.num_taken} with the trainer, trainer is {self._train_side.doing}"
+        queue = self._queue.snapshot()
+        return (
+            f"round {self._index}: {queue.num_taken + queue.num_waiting} of {queue.num_expected} groups complete, "
+            f"{queue.num_dropped} dropped, {queue.num_taken} with the trainer, which is {self._train_side.doing}; "
+            f"{self._rollout_side.describe()}"
         )
-        in_flight = self._rollout_side.in_flight
-        if in_flight:
-            oldest = in_flight[0]
-            age_s = now - oldest.admitted_s
-            line += f"; oldest of {len(in_flight)} requests in flight: {oldest.request.request_id} for {age_s:.0f} s"
-        return line

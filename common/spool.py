@@ -127,8 +127,12 @@ def model_layout(model_dir: Path) -> dict[str, TensorLayout]:
 
 
 def _is_tied(model_dir: Path) -> bool:
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    return bool(config.get("tie_word_embeddings", False))
+    file = model_dir / "config.json"
+    try:
+        return bool(json.loads(file.read_text(encoding="utf-8")).get("tie_word_embeddings", False))
+    except (OSError, ValueError, AttributeError) as error:
+        remedy = f"copy the file again ({' '.join(str(error).split())})"
+        raise DataError(explain("model.path", "must hold a readable config.json", str(file), remedy)) from error
 
 
 def check_spool(spool: Path, version: int, expected: Mapping[str, TensorLayout]) -> None:
@@ -139,9 +143,11 @@ def check_spool(spool: Path, version: int, expected: Mapping[str, TensorLayout])
     tensors = read_manifest(spool)
     _check_coverage(set(tensors), set(expected))
     for name, spec in expected.items():
-        shape = tuple(tensors[name]["shape"])
-        if shape != spec.shape:
-            raise PublishError(f"tensor {name}: the engines expect shape {spec.shape}, the spool has {shape}")
+        found = TensorLayout(tuple(tensors[name]["shape"]), str(tensors[name]["dtype"]))
+        if found.shape != spec.shape:
+            raise PublishError(f"tensor {name}: the engines expect shape {spec.shape}, the spool has {found.shape}")
+        if found.dtype != spec.dtype:
+            raise PublishError(f"tensor {name}: the engines expect dtype {spec.dtype}, the spool has {found.dtype}")
     for file in spool_files(spool):
         _check_shard(file, tensors)
 
@@ -166,17 +172,21 @@ def _check_shard(file: Path, tensors: Mapping[str, Mapping[str, Any]]) -> None:
         name = sorted(wanted ^ found)[0]
         raise PublishError(f"tensor {name}: manifest and shard {file.name} disagree about it")
     for name, entry in entries:
-        if list(entry["shape"]) != tensors[name]["shape"]:
-            raise PublishError(f"tensor {name}: manifest and shard {file.name} disagree about its shape")
+        dtype = tensors[name]["dtype"]
+        if list(entry["shape"]) != tensors[name]["shape"] or entry["dtype"] != _CODES.get(dtype, dtype):
+            raise PublishError(f"tensor {name}: manifest and shard {file.name} disagree about its shape or dtype")
         if zlib.crc32(entry["data"]) != tensors[name]["crc32"]:
             raise PublishError(f"tensor {name}: checksum of shard {file.name} does not match the manifest")
 
 
 def _manifest(spool: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((spool / MANIFEST).read_text(encoding="utf-8")))
+        manifest = json.loads((spool / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PublishError(f"spool {spool.name}: manifest cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(manifest, dict) or not {"version", "tensors"} <= manifest.keys():
+        raise PublishError(f"spool {spool.name}: manifest must give version and tensors")
+    return manifest
 
 
 def weights_sha256(spool: Path) -> str:

@@ -18,7 +18,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | rollout_done | |
 | wait | start, on (the trainer waits) |
 | compute | start, phase (accumulate, finish), update, group |
-| update | update, optimizer_step, loss, grad_norm, metrics |
+| update | update, optimizer_step, loss, grad_norm, groups, is_short (fewer than U), tokens, metrics |
 | publish | start, phase (export, check, transfer, probe), version |
 | stall | message (the watchdog) |
 | round_end | books (rule 3: groups, refilled, trained, filtered, dropped, requests, finished, failed, cancelled) |

@@ -41,8 +41,8 @@ class TrainSide:
             await self._bounded(self._trainer.begin_round(), "begin_round")
             while (dispatch := await self._take()) is not None:
                 if not is_open:
+                    is_open = True  # also where begin_update is cancelled half way
                     await self._bounded(self._trainer.begin_update(), "begin_update")
-                    is_open = True
                 if dispatch.groups:
                     await self._accumulate(dispatch)
                 if dispatch.is_last_of_update:
@@ -50,13 +50,18 @@ class TrainSide:
                     is_open = False
         except BaseException:
             if is_open:
-                # The first error is the one to tell; a trainer that died cannot forget anything either.
-                with suppress(TrainerError, TimeoutError):
-                    await self._bounded(self._trainer.abort_update(), "abort_update")
+                await self._abort()
             raise
         finally:
             self.doing = "done"
         return self.updates
+
+    async def _abort(self) -> None:
+        """Forget the open update. The error that led here is the one to tell, and a dead trainer has forgotten anyway."""
+        self.doing = "aborting the open update"
+        with suppress(RuntimeError, OSError):  # RunError and TimeoutError are among them
+            async with asyncio.timeout(self._config.limits.close_timeout_s):
+                await self._trainer.abort_update()
 
     async def _take(self) -> Dispatch | None:
         start = self._timeline.now()
@@ -92,6 +97,7 @@ class TrainSide:
             grad_norm=result.grad_norm,
             groups=result.num_groups,
             tokens=result.num_tokens,
+            is_short=result.num_groups < self._config.update_groups,
             metrics=dict(result.metrics),
         )
         self._check_gap(result)

@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
-from common.protocols import Engine
+from common.errors import EngineError
+from common.protocols import Engine, Health
 from common.timeline import Event, Timeline
 
 # Events that are no progress: what the watchdog itself writes.
 _SILENT = frozenset({"stall"})
+# The protocol promises an answer within a second; the message must not wait longer for an engine that breaks it.
+_HEALTH_S = 1.5
 
 
 class Watchdog:
@@ -16,7 +19,6 @@ class Watchdog:
     def __init__(self, stall_s: float, *, index: int, engine: Engine, timeline: Timeline, describe: Callable[[], str]) -> None:
         self._stall_s, self._index, self._engine, self._timeline, self._describe = stall_s, index, engine, timeline, describe
         self._last_s = timeline.now()
-        self._unlisten = timeline.listen(self._notice)
 
     def _notice(self, event: Event) -> None:
         if event["kind"] not in _SILENT:
@@ -24,6 +26,7 @@ class Watchdog:
 
     async def run(self) -> None:
         """Until cancelled."""
+        unlisten = self._timeline.listen(self._notice)
         told_s = self._last_s
         try:
             while True:
@@ -33,7 +36,7 @@ class Watchdog:
                     told_s = self._timeline.now()
                     await self._tell()
         finally:
-            self._unlisten()
+            unlisten()
 
     async def _tell(self) -> None:
         quiet_s = self._timeline.now() - self._last_s
@@ -42,11 +45,14 @@ class Watchdog:
 
     async def _engines(self) -> str:
         try:
-            async with asyncio.timeout(self._stall_s):
+            async with asyncio.timeout(min(self._stall_s, _HEALTH_S)):
                 health = await self._engine.health()
-        except TimeoutError:
+        except (TimeoutError, EngineError):
             return "do not answer"
-        states = (
-            f"{h.name} {'alive' if h.is_alive else 'dead'}, {h.num_running} running, version {h.weight_version}" for h in health
-        )
-        return "; ".join(states)
+        return "; ".join(map(_state, health))
+
+
+def _state(health: Health) -> str:
+    life = "alive" if health.is_alive else "dead"
+    detail = f" ({health.detail})" if health.detail else ""
+    return f"{health.name} {life}, {health.num_running} running, version {health.weight_version}{detail}"

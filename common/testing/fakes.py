@@ -73,7 +73,7 @@ class FakeEngine:
         self._capacity, self._seconds, self._length = capacity, seconds, length
         self._faults = {key: list(value) for key, value in (faults or {}).items()}
         self._keeps_cache, self._name = keeps_cache, name
-        self._weight, self._version = random.random() * 100, -1  # no version is live before the first publish
+        self._weight, self._version = random.SystemRandom().random() * 100, -1  # no version is live before the first publish
         self._cache: dict[tuple[int, ...], float] = {}
         self._running: dict[Hashable, asyncio.Event] = {}
         self.started: list[Hashable] = []  # every request, in order
@@ -176,6 +176,11 @@ class FakeTrainer:
         self.num_aborted = 0
         self.fail_at: Hashable | None = None  # raises when this group is accumulated
         self.is_closed = False
+
+    @property
+    def is_updating(self) -> bool:
+        """An update is open: neither finished nor aborted."""
+        return self._open is not None
 
     async def begin_round(self) -> None:
         pass

@@ -1,0 +1,89 @@
+"""One try of one request on the engine, with every deadline that rule 7 asks for, and whether its response may be used.
+
+Nothing is kept between tries: retries, slots and groups belong to `common.rollout_side`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+
+from common.books import Books
+from common.config import Config
+from common.errors import EngineError
+from common.open_group import Member, OpenGroup
+from common.protocols import Engine
+from common.records import FinishReason, Response
+from common.timeline import Timeline
+
+
+class Sampler:
+    """Asks the engine for responses of one round's weight version."""
+
+    def __init__(self, config: Config, *, index: int, version: int, engine: Engine, timeline: Timeline, books: Books) -> None:
+        self._limits, self._sampling = config.limits, config.sampling.build()
+        self._index, self._version = index, version
+        self._engine, self._timeline, self._books = engine, timeline, books
+        self.num_responses = 0
+        self.num_tokens = 0
+
+    async def sample(self, member: Member, group: OpenGroup) -> Response | str:
+        """A response that may be used, or in one line why there is none. Raises EngineError where no engine is alive."""
+        request, limit = member.request, self._limits.request_timeout_s
+        try:
+            member.replica = self._engine.place(request)
+            self._emit("dispatch", member)
+            async with asyncio.timeout(limit):
+                response = await self._engine.generate(request, self._sampling)
+        except TimeoutError:
+            await self.abort([member])
+            return f"no response within limits.request_timeout_s ({limit:g} s)"
+        except EngineError as error:
+            await self._check_alive(error)
+            return str(error)
+        if not group.is_open:
+            return "its group has ended"
+        return self._fault_of(member, response) or response
+
+    def _fault_of(self, member: Member, response: Response) -> str:
+        """Why `response` may not be used; empty where it may."""
+        self.num_responses += 1
+        self.num_tokens += len(response.token_ids)
+        self._emit(
+            "response",
+            member,
+            start=round(member.admitted_s, 6),
+            tokens=len(response.token_ids),
+            finish_reason=response.finish_reason,
+            version=response.version_end,
+        )
+        if response.version_start != self._version or response.version_end != self._version:
+            self._books.rejected += 1
+            versions = f"{response.version_start} to {response.version_end}"
+            return f"sampled from weight version {versions}, the round's is {self._version} (rule 1)"
+        return "aborted by the engine" if response.finish_reason is FinishReason.ABORT else ""
+
+    async def abort(self, members: Iterable[Member]) -> None:
+        """Return when the engine has let them go, at the latest after `limits.close_timeout_s`.
+
+        An engine that is dead or stuck has nothing to let go; the next try finds that out.
+        """
+        request_ids = [member.request.request_id for member in members]
+        if request_ids:
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(self._limits.close_timeout_s):
+                    await self._engine.abort(request_ids)
+
+    async def _check_alive(self, error: EngineError) -> None:
+        try:
+            async with asyncio.timeout(self._limits.close_timeout_s):
+                health = await self._engine.health()
+        except TimeoutError:
+            raise EngineError(f"no engine answers; last: {error}") from error
+        if not any(replica.is_alive for replica in health):
+            states = "; ".join(f"{replica.name}: {replica.detail or error}" for replica in health)
+            raise EngineError(f"no engine is alive: {states}") from error
+
+    def _emit(self, kind: str, member: Member, **fields: object) -> None:
+        request = member.request
+        ids = {"request": request.request_id, "group": request.group_id, "member": request.member}
+        self._timeline.emit(kind, round=self._index, replica=member.replica, **ids, **fields)
