@@ -64,6 +64,7 @@ class Run:
         self._collector = RoundCollector(lambda metrics: append_metrics(run_dir.metrics, metrics))
         self._groups = GroupWriter(run_dir.groups)
         self._round = 0  # the next one
+        self._saved_round = 0  # rounds in the newest checkpoint
         self._version = 0
 
     async def run(self, *, resume: bool = False) -> RunResult:
@@ -78,9 +79,12 @@ class Run:
             while self._round < self._config.rounds and (problems := self._draw()):
                 await Round(self._config, self._round_parts(), index=self._round, version=self._version).run(problems)
                 self._round += 1
-                await self._save_if_due()
+                if self._config.checkpoint.every and self._round % self._config.checkpoint.every == 0:
+                    await self._save()
         finally:
             self._groups.close()
+        if self._saved_round != self._round:
+            await self._save()
         self._write_model()
         result = RunResult(
             schedule=self._config.schedule,
@@ -122,10 +126,8 @@ class Run:
         is_last = self._round + 1 == self._config.rounds
         await (publisher.export if is_last else publisher.publish)(self._version, self._round)
 
-    async def _save_if_due(self) -> None:
-        every, is_last = self._config.checkpoint.every, self._round == self._config.rounds
-        if not is_last and (every is None or self._round % every):
-            return
+    async def _save(self) -> None:
+        """A checkpoint of the rounds so far; an interrupted one counts for nothing."""
         self._parts.timeline.emit("phase", name="saving a checkpoint")
         directory = checkpoint_dir(self._run_dir, self._round)
         shutil.rmtree(directory, ignore_errors=True)
@@ -138,6 +140,7 @@ class Run:
             "workload": self._parts.workload.content_hash,
         }
         write_atomically(directory / "state.json", json.dumps(state))
+        self._saved_round = self._round
         prune(self._run_dir, self._config.checkpoint.keep)
 
     async def _restore(self) -> None:
@@ -146,6 +149,7 @@ class Run:
         await self._parts.trainer.restore(checkpoint / "trainer")
         self._sampler.restore(state["sampler"])
         self._round, self._version = state["round"], state["version"]
+        self._saved_round = self._round
         self._forget_later_rounds()
 
     def _forget_later_rounds(self) -> None:

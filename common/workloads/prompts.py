@@ -15,6 +15,9 @@ from common.config import WorkloadConfig
 from common.errors import ConfigError, DataError, explain
 from common.workloads.rows import Row
 
+# Where tokenizers keep their tokens.
+_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
+
 
 def build_prompts(config: WorkloadConfig, tokenizer: Any, rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
     """Prompt and token ids of each row. Raises DataError where `question_pattern` finds nothing, ConfigError without template."""
@@ -30,10 +33,12 @@ def load_tokenizer(model_dir: Path) -> Any:
     """The Hugging Face tokenizer in `model_dir`, from disk alone. Raises DataError where it is missing or broken."""
     if not model_dir.is_dir():
         raise DataError(explain("model.path", "must be a model directory", str(model_dir), "check the path"))
+    if not any(any(model_dir.glob(name)) for name in _VOCABULARIES):  # the library would make an empty one
+        raise DataError(explain("model.path", "must hold a tokenizer", str(model_dir), "copy tokenizer.json there"))
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises what its many file formats raise, down to a bare Exception
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         remedy = f"copy tokenizer.json and tokenizer_config.json again ({cause})"

@@ -47,7 +47,7 @@ FAULTS = [
     ("groups_per_update: 0", "groups_per_update: must be between 1 and groups_per_round (32), or `round`, got 0; lower it"),
     (
         "groups_per_update: all",
-        "groups_per_update: must be a valid integer, unable to parse string as an integer, or must be 'round', got 'all'; ",
+        "groups_per_update: must be a valid integer, unable to parse string as an integer, or must be 'round'",
     ),
     (
         "sampling: {max_tokens: 256}\ntraining: {micro_batch_tokens: 256}",
