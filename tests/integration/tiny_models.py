@@ -60,3 +60,11 @@ def largest_gap(model: Any, requests: list[Request], responses: list[Response], 
         for index, (token, found) in enumerate(zip(response.token_ids, response.logprobs, strict=True)):
             gap = max(gap, abs(logprobs[first + index, token].item() - found))
     return gap
+
+
+def sums_model(directory: Path, steps: int) -> Path:
+    """The quickstart's model and tokenizer after so few steps that it knows next to nothing."""
+    from rolloutpipe_torch.warmup import SHORT_TERMS, Stage, WarmupSettings, build
+
+    build(directory, WarmupSettings(stages=(Stage(steps, SHORT_TERMS, 0.5),)))
+    return directory
