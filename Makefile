@@ -9,7 +9,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: run test lint types unit env compare bench bench-core clean help
+.PHONY: run test lint types unit proofs env compare bench bench-core clean help
 
 help:
 	@sed -n '1,3p' Makefile
@@ -28,6 +28,9 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest
+
+proofs: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 compare: $(STAMP)
 	$(BIN)/rolloutpipe compare configs/compare.yaml --schedules serial,cgp,fgd
