@@ -96,11 +96,9 @@ def test_a_dropped_group_takes_its_verifier_calls_back() -> None:
                 freed_s.append(asyncio.get_running_loop().time())
                 raise
 
-    engine = FakeEngine(faults={"r0/g0/m0": [Fault.HANG]})
-    lab = run_round(
-        engine=engine, verifier=Busy(seconds=100), limits={"group_timeout_s": 5}, groups_per_round=1, groups_per_update=1
-    )
-    assert lab.books.dropped == 1 and freed_s == [5.0] * 3
+    engine = FakeEngine(4, faults={"r0/g0/m0": [Fault.HANG]})
+    lab = run_round(engine=engine, verifier=Busy(seconds=100), limits={"group_timeout_s": 5}, groups_per_round=2)
+    assert lab.books.dropped == 2 and lab.ended_s == 6 and freed_s[:3] == [5.0] * 3
 
 
 def test_a_dropped_frontier_group_makes_room_for_the_next_at_once() -> None:
