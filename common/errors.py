@@ -22,6 +22,8 @@ Errors cross process borders, so every one takes a single message and pickles. M
 `InputError` come from `explain`: the field as typed, the rule, the value received, the remedy.
 """
 
+from operator import index
+
 
 class RolloutPipeError(Exception):
     """Base of all."""
@@ -94,3 +96,13 @@ class RoundFinished(RolloutPipeError):
 def explain(field: str, rule: str, value: object, remedy: str) -> str:
     """One line for an `InputError`: `field: rule, got value; remedy`."""
     return f"{field}: {rule}, got {value!r}; {remedy}"
+
+
+def check_count(field: str, value: object, minimum: int | None, remedy: str) -> None:
+    """Raise UsageError unless `value` is a whole number (of any integer type) not below `minimum`."""
+    try:
+        number = index(value)  # type: ignore[arg-type]  # what this finds out
+    except TypeError:
+        raise UsageError(explain(field, "must be a whole number", value, remedy)) from None
+    if minimum is not None and number < minimum:
+        raise UsageError(explain(field, f"must be {minimum} or more", value, remedy))

@@ -18,11 +18,11 @@ Every call is atomic: one that raises has changed nothing. Costs: O(log groups) 
 
 from collections import deque
 from collections.abc import Hashable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from common._admission import WAITING, Admission, WaitingGroup
-from common.errors import UsageError, explain
+from common._admission import Admission, WaitingGroup
+from common.errors import check_count
 from common.records import PipelineState, PolicySnapshot, Request
 
 
@@ -66,8 +66,8 @@ class FifoAdmission(Admission):
         # Each waiting request stands here once, in the same relative order as in its group; cancelled ones are skipped.
         self._order: deque[Request] = deque()
 
-    def _arrived(self, request: Request, group: WaitingGroup) -> None:
-        self._order.append(request)
+    def _arrived(self, new: list[Request]) -> None:
+        self._order.extend(new)
 
     def _returned(self, request: Request, group: WaitingGroup) -> None:
         self._order.appendleft(request)
@@ -75,8 +75,9 @@ class FifoAdmission(Admission):
     def _next(self) -> WaitingGroup | None:
         while self._order:
             request = self._order.popleft()
-            if self._state[request.request_id] is WAITING:
-                return self._groups[request.group_id]
+            group = self._groups[request.group_id]
+            if group.next_waiting() is request:
+                return group
         return None
 
 
@@ -90,10 +91,10 @@ class _LowestFirst:
         self._heap: list[tuple[int, int, WaitingGroup]] = []
 
     def push(self, group: WaitingGroup) -> None:
-        if not self._run or group.key > self._run[-1].key:
+        if not self._run or self._run[-1].is_below(group):
             self._run.append(group)
         else:
-            heappush(self._heap, (*group.key, group))
+            heappush(self._heap, (group.order, group.arrival, group))
 
     def lowest(self) -> WaitingGroup | None:
         if self._run_is_lowest():
@@ -107,7 +108,7 @@ class _LowestFirst:
             heappop(self._heap)
 
     def _run_is_lowest(self) -> bool:
-        return bool(self._run) and (not self._heap or self._run[0].key < self._heap[0][:2])
+        return bool(self._run) and (not self._heap or self._run[0].is_below(self._heap[0][2]))
 
 
 class FrontierGroupDispatch(Admission):
@@ -121,8 +122,7 @@ class FrontierGroupDispatch(Admission):
 
     def __init__(self, frontier_width: int = 2, work_conserving: bool = True) -> None:
         super().__init__()
-        if frontier_width < 1:
-            raise UsageError(explain("frontier_width", "must be at least 1", frontier_width, "use groups_per_update"))
+        check_count("frontier_width", frontier_width, 1, "use groups_per_update")
         self._width = frontier_width
         self._work_conserving = work_conserving
         self._ready = _LowestFirst()  # holds every group with waiting requests, and some without
@@ -135,7 +135,7 @@ class FrontierGroupDispatch(Admission):
             self._enter_frontier(group)
             return
         highest = self._highest_of_frontier()
-        if group.key > highest.key:
+        if highest.is_below(group):
             self._deferred.push(group)
             return
         self._frontier.remove(highest)
@@ -154,25 +154,27 @@ class FrontierGroupDispatch(Admission):
 
     def _enter_frontier(self, group: WaitingGroup) -> None:
         self._frontier.add(group)
-        order, arrival = group.key
-        heappush(self._highest, (-order, -arrival, group))
+        heappush(self._highest, (-group.order, -group.arrival, group))
+        if len(self._highest) > 2 * self._width:  # forget those that left, in constant time a group
+            self._highest = [entry for entry in self._highest if entry[2] in self._frontier]
+            heapify(self._highest)
 
     def _highest_of_frontier(self) -> WaitingGroup:
         while self._highest[0][2] not in self._frontier:
             heappop(self._highest)
         return self._highest[0][2]
 
-    def _arrived(self, request: Request, group: WaitingGroup) -> None:
+    def _joined(self, group: WaitingGroup) -> None:
         if not group.is_ready:
             group.is_ready = True
             self._ready.push(group)
 
     def _returned(self, request: Request, group: WaitingGroup) -> None:
-        self._arrived(request, group)
+        self._joined(group)
 
     def _next(self) -> WaitingGroup | None:
         while group := self._ready.lowest():
-            if group.waiting:
+            if group.next_waiting():
                 # The lowest group that waits stands outside the frontier only if no frontier group waits.
                 return group if self._work_conserving or group in self._frontier else None
             self._ready.pop()
@@ -180,4 +182,4 @@ class FrontierGroupDispatch(Admission):
         return None
 
     def _frontier_ids(self) -> tuple[Hashable, ...]:
-        return tuple(group.group_id for group in sorted(self._frontier, key=lambda group: group.key))
+        return tuple(group.group_id for group in sorted(self._frontier, key=lambda group: (group.order, group.arrival)))

@@ -10,6 +10,9 @@ Token ids and log-probs are tuples, not tensors: either trainer converts once, a
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
+
+from common.errors import ConfigError, explain
 
 
 class FinishReason(StrEnum):
@@ -63,8 +66,6 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        from common.errors import ConfigError, explain
-
         if not self.temperature > 0:
             raise ConfigError(
                 explain("sampling.temperature", "must be above 0", self.temperature, "use 1.0 for the model's own distribution")
@@ -138,7 +139,7 @@ class Group:
 class Dispatch:
     """Groups for the trainer: one group, or none where it only closes an update that fell short."""
 
-    groups: tuple  # type: ignore[type-arg]  # any object with group_id and weight_version
+    groups: tuple[Any, ...]  # any object with group_id and weight_version
     update_index: int  # within the round, from 0
     is_last_of_update: bool
 
@@ -173,10 +174,11 @@ class QueueSnapshot:
     num_expected: int  # R plus refills
     num_waiting: int  # put, not yet taken
     num_taken: int
-    num_dropped: int
+    num_dropped: int  # of every reason
     num_missing: int  # not yet reported
     update_index: int  # of the next dispatch
-    is_closed: bool
+    is_closed: bool  # nothing more may be put
+    dropped: Mapping[Reason, int] = field(default_factory=dict)  # the dropped ones by reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

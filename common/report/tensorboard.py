@@ -8,8 +8,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from common.metrics import RoundCollector, RoundMetrics
 from common.timeline import Event, Timeline
 
@@ -20,6 +18,8 @@ class TensorboardListener:
     """Listens to a timeline; `close` when the run ends (idempotent)."""
 
     def __init__(self, timeline: Timeline, directory: Path) -> None:
+        from tensorboardX import SummaryWriter  # here, because it imports torch where torch is installed
+
         self._writer = SummaryWriter(str(directory))
         self._collector = RoundCollector(self._on_round)
         self._lengths: list[int] = []
