@@ -90,4 +90,4 @@ class Sampler:
     def _emit(self, kind: str, member: Member, **fields: object) -> None:
         request = member.request
         ids = {"request": request.request_id, "group": request.group_id, "member": request.member}
-        self._timeline.emit(kind, round=self._index, replica=member.replica, **ids, **fields)
+        self._timeline.emit(kind, round=self._index, replica=f"engine-{member.replica}", **ids, **fields)
