@@ -6,24 +6,47 @@ Exit codes: 0 success, 1 a failed run or check, 2 bad input (one line on stderr:
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import click
-import typer
-from rich.console import Console
+from common.errors import ConfigError, InputError, RolloutPipeError, explain
 
-from common.errors import InputError, RolloutPipeError
+try:
+    import typer
+    from rich.console import Console
+except ModuleNotFoundError as error:
+    sys.exit(f"rolloutpipe: the command line needs the package {error.name}; install rolloutpipe[run]")
+
+# Typer has brought its own click along since 0.20, so the classes are reached through what it exports.
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="rolloutpipe",
     help="On-policy reinforcement learning of language models, with complete-group pipelining.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
+
+
+def _writable(path: Path | None) -> Path | None:
+    """Refused before a run, not after it."""
+    if path is not None:
+        existed = path.exists()
+        try:
+            path.open("a").close()
+        except (OSError, ValueError) as error:
+            cause = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                explain("--json", "must be a file that can be written", str(path), f"check the path ({cause})")
+            ) from error
+        if not existed:
+            path.unlink()
+    return path
+
+
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=_writable, help="Write the result as JSON.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings that replace the file's.")]
 
 
@@ -50,6 +73,10 @@ def train(
         prepared = prepare(settings, lambda line: console.print(line, highlight=False))
         console.print(plan_table(settings, prepared))
         _write_json(json_file, dict(plan_rows(settings, prepared)))
+        return
+    if resume is not None and (done := command.finished_result(settings, run_dir)) is not None:
+        console.print(f"nothing to do: all {settings.rounds} rounds are done; more: rounds=N", highlight=False)
+        _write_json(json_file, done)
         return
     result = command.train(settings, run_dir, console, resume=resume is not None)
     _write_json(json_file, result.to_json())
@@ -107,20 +134,12 @@ def _write_json(path: Path | None, data: dict[str, Any]) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; every expected failure is one line on stderr."""
-    code = 0
+    """Run the command line, and leave no process behind."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends a run as Ctrl-C does
     try:
-        code = app(standalone_mode=False) or 0
-    except (InputError, click.ClickException) as error:
-        _tell(error.format_message() if isinstance(error, click.ClickException) else str(error))
-        code = 2
-    except RolloutPipeError as error:
-        _tell(str(error))
-        code = 1
-    except (KeyboardInterrupt, click.Abort):
-        _tell("interrupted; what was recorded is in the run directory")
-        code = 130
+        code = run(sys.argv[1:])
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut this short
         _end_children()
     if code == 130:
         sys.stdout.flush()
@@ -128,8 +147,26 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def _tell(message: str) -> None:
+def run(arguments: list[str]) -> int:
+    """The exit code; every expected failure is one line on stderr."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # libraries must not write across the live display
+    try:
+        return app(arguments or ["--help"], standalone_mode=False) or 0
+    except _UsageError as error:
+        return _fail(2, error.format_message())
+    except InputError as error:
+        return _fail(2, str(error))
+    except (RolloutPipeError, OSError) as error:
+        return _fail(1, str(error))
+    except ModuleNotFoundError as error:
+        return _fail(2, f"the package {error.name} is needed for this; `rolloutpipe doctor` says what to install")
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail(130, "interrupted; what was recorded is in the run directory")
+
+
+def _fail(code: int, message: str) -> int:
     print(f"rolloutpipe: {' '.join(message.split())}", file=sys.stderr)
+    return code
 
 
 def _end_children() -> None:

@@ -7,7 +7,7 @@ nothing downstream checks again. `None` means off. Messages: field as typed, rul
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -24,7 +24,7 @@ DType = Literal["float32", "bfloat16"]
 class Section(BaseModel):
     """Base of all sections: frozen; unknown keys, infinity and NaN refused (a deadline that never comes is none)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
 
 
 class ModelConfig(Section):
@@ -40,7 +40,7 @@ class WorkloadConfig(Section):
 
     name: str = "reasoning_gym:chain_sum"  # `reasoning_gym:NAME`, `reasoning_gym:mix`, or `jsonl` (GSM8K schema by default)
     options: dict[str, Any] = {}  # keyword arguments of the reasoning-gym data set; of a mix: {datasets: [{name, weight, ...}]}
-    size: int = Field(1000, ge=1)  # problems to generate (reasoning-gym only); repeats are dropped and counted
+    size: int = Field(1000, ge=1, le=10_000_000)  # problems to generate (reasoning-gym only); repeats are dropped and counted
     seed: int = 0  # of the generated problems, and of the shuffle
     path: str | None = None  # of the JSON lines file
     question_field: str = "question"
@@ -144,7 +144,7 @@ class TrainingConfig(Section):
     lr: float = Field(1e-6, gt=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float | None = Field(1.0, gt=0)
@@ -178,14 +178,14 @@ class CheckpointConfig(Section):
 class Config(Section):
     """A run."""
 
-    name: str = "run"
-    run_dir: str | None = None  # None: runs/NAME-DATE-TIME
+    name: str = Field("run", pattern=r"^[^/\x00]+$")  # part of a directory name
+    run_dir: str | None = Field(None, min_length=1)  # None: runs/NAME-DATE-TIME
     seed: int = 0
-    rounds: int = Field(1, ge=1)
+    rounds: int = Field(1, ge=1, le=1_000_000)
     schedule: Schedule = "fgd"
     trainer: Literal["torch"] = "torch"
-    groups_per_round: int = Field(32, ge=1)  # R
-    responses_per_group: int = Field(8, ge=1)  # K
+    groups_per_round: int = Field(32, ge=1, le=1_000_000)  # R
+    responses_per_group: int = Field(8, ge=1, le=100_000)  # K
     groups_per_update: int | Literal["round"] = "round"  # U
     frontier_width: int | None = Field(None, ge=1)  # F_w; None: U
     request_order: RequestOrder = "grouped"

@@ -1,27 +1,60 @@
 """Reading a configuration file, and turning every fault of it into one line with a remedy."""
 
 import difflib
+import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from common.errors import ConfigError, explain
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a key may stand once: of two, one would be passed over in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is set twice", key.start_mark)
+            if isinstance(key.value, str):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+# What broken YAML raises: dates and numbers that are none are ValueErrors, deep nesting is a RecursionError.
+_YAML_FAULTS = (yaml.YAMLError, ValueError, RecursionError)
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def _yaml_fault(error: BaseException) -> str:
+    """What is wrong, and where."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return _one_line(error)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {_one_line(Exception(getattr(error, 'problem', '')))}"
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in `path`; raises ConfigError where it is missing, broken or no mapping."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            explain("CONFIG", "must be a readable YAML file", str(path), f"check the path ({_one_line(error)})")
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(explain("CONFIG", "must be valid YAML", str(path), _one_line(error))) from error
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or _one_line(error)
+        raise ConfigError(explain("CONFIG", "must be a readable YAML file", str(path), f"check the path ({cause})")) from error
+    try:
+        data = _load(text)
+    except _YAML_FAULTS as error:
+        raise ConfigError(explain("CONFIG", "must be valid YAML", str(path), f"repair it ({_yaml_fault(error)})")) from error
     if not isinstance(data, dict):
         raise ConfigError(explain("CONFIG", "must hold a mapping of settings", str(path), "see configs/quickstart.yaml"))
     return data
@@ -40,15 +73,13 @@ def with_overrides(data: dict[str, Any], overrides: list[str] | tuple[str, ...])
 def _scalar(raw: str, key: str) -> Any:
     """YAML 1.1 reads `1e-4` as text; people mean the number."""
     try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(explain(key, "must be a YAML value", raw, _one_line(error))) from error
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+        value = _load(raw)
+    except _YAML_FAULTS as error:
+        raise ConfigError(explain(key, "must be a YAML value", raw, f"put it in quotes ({_yaml_fault(error)})")) from error
+    return float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
+
+
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
 
 def _set(data: dict[str, Any], path: list[str], value: Any, key: str) -> dict[str, Any]:
@@ -85,8 +116,22 @@ def _line(model: type[BaseModel], error: ValidationError) -> str:
         return explain(field, "is no known setting", fault["input"], remedy)
     if fault["type"] == "missing":
         return explain(field, "must be set", None, "add it to the configuration")
+    # A setting of several types (a number, or `round`) has a fault for each.
+    same = [one for one in faults if [str(part) for part in one["loc"] if not _is_branch(part)] == where]
+    return explain(field, ", or ".join(dict.fromkeys(map(_rule, same))), fault["input"], _remedy(same[-1]))
+
+
+def _rule(fault: ErrorDetails) -> str:
+    if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        return "must be a section: settings in lines below it"
     message = fault["msg"][0].lower() + fault["msg"][1:]
-    return explain(field, message.replace("input should", "should"), fault["input"], "change it, or remove it for the default")
+    return message.replace("input should", "must").replace("value error, ", "")
+
+
+def _remedy(fault: ErrorDetails) -> str:
+    choices = re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected", "")))
+    near = difflib.get_close_matches(str(fault["input"]).lower(), choices, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else "change it, or remove it for the default"
 
 
 def _is_branch(part: object) -> bool:

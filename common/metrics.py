@@ -10,12 +10,10 @@ durations are seconds. None means: not known, for example the end of a round tha
     waiting_ratio_first   first_dispatch_s / r2t_end_s, the paper's other definition
 """
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from common.timeline import Event
@@ -281,12 +279,6 @@ def collect_rounds(events: Iterable[Event]) -> list[RoundMetrics]:
     unfinished = collector.unfinished()
     found = [*collector.rounds, unfinished] if unfinished else collector.rounds
     return list({metrics.round: metrics for metrics in found}.values())
-
-
-def append_metrics(path: Path, metrics: RoundMetrics) -> None:
-    """One more line of `metrics.jsonl`."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(metrics.to_json(), separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def summarize(rounds: Iterable[RoundMetrics]) -> dict[str, float | None]:

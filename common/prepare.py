@@ -3,8 +3,10 @@
 Heavy packages are imported inside functions, so that a broken configuration is told within a second.
 """
 
+import asyncio
 import importlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 
 from common.config import Config
 from common.errors import ConfigError, DataError, explain
+from common.rewards.pool import VerifierPool
 from common.spool import TensorLayout, model_layout
-from common.workloads.load import Workload, load_problems
+from common.workloads.load import Workload, load_problems, read_rows
 from common.workloads.prompts import load_tokenizer
 
 TRAINER_ROOMS = {"torch": "rolloutpipe_torch"}
@@ -33,15 +36,23 @@ class Prepared:
 def prepare(config: Config, report: Callable[[str], None] = lambda line: None) -> Prepared:
     """Build or find the model, load the problems, check what must fit. Raises ConfigError and DataError, each one line."""
     check_room(config)
+    _check_rewards(config)
+    rows = read_rows(config.workload, config.rewards.function)
     model_dir = find_model(config, report)
     layout = model_layout(model_dir)
+    check_room(config, model_dir)
+    num_tokens = room_of(config, "model").check_model(model_dir, layout)
     context = context_length(model_dir)
     if config.sampling.max_tokens >= context:
         rule = f"must leave room for a prompt within the model's {context} tokens"
         raise ConfigError(explain("sampling.max_tokens", rule, config.sampling.max_tokens, "lower it"))
     tokenizer = load_tokenizer(model_dir)
-    workload = load_problems(config.workload, tokenizer, context - config.sampling.max_tokens, config.rewards.function)
+    workload = load_problems(config.workload, tokenizer, context - config.sampling.max_tokens, config.rewards.function, rows)
     max_model_len = _max_model_len(config, workload)
+    _check_tokens(config, workload, num_tokens, model_dir)
+    engine = importlib.import_module("rolloutpipe_torch.rollout.engine")
+    if not (engine.eos_token_ids(model_dir) or config.sampling.stop_token_ids):
+        report("the model names no token that ends a response (eos_token_id): all will run to sampling.max_tokens")
     if workload.num_filtered or workload.num_duplicates:
         report(f"{workload.num_filtered} prompts too long, {workload.num_duplicates} repeated: left out")
     if config.workload.when_short == "stop" and len(workload.problems) < config.groups_per_round:
@@ -50,15 +61,42 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None) -
     return Prepared(model_dir=model_dir, layout=layout, tokenizer=tokenizer, workload=workload, max_model_len=max_model_len)
 
 
+def _check_tokens(config: Config, workload: Workload, num_tokens: int, model_dir: Path) -> None:
+    """All token ids must be in the model's vocabulary."""
+    largest = max(max(problem.prompt_ids) for problem in workload.problems)
+    if largest >= num_tokens:
+        rule = f"must have a vocabulary that holds the tokenizer's ids (a prompt has id {largest})"
+        remedy = f"put the model's own tokenizer into {model_dir}"
+        raise DataError(explain("model.path", rule, f"{num_tokens} tokens", remedy))
+    for token in config.sampling.stop_token_ids:
+        if not 0 <= token < num_tokens:
+            rule = f"must be ids of the model's {num_tokens} tokens"
+            raise ConfigError(explain("sampling.stop_token_ids", rule, token, "remove it"))
+
+
 def room_of(config: Config, module: str) -> Any:
     """A module of the configured trainer's room, imported now."""
     return importlib.import_module(f"{TRAINER_ROOMS[config.trainer]}.{module}")
 
 
-def check_room(config: Config) -> None:
-    """More ranks or engines than this machine has room for: ConfigError, within seconds."""
-    room_of(config, "trainer").check_room(config)
-    importlib.import_module("rolloutpipe_torch.rollout.pool").check_room(config)
+def check_room(config: Config, model_dir: Path | None = None) -> None:
+    """More ranks or engines than this machine has room for: ConfigError, within seconds; model memory needs `model_dir`."""
+    room_of(config, "room").check_room(config, model_dir)
+    importlib.import_module("rolloutpipe_torch.rollout.pool").check_room(config, model_dir)
+
+
+def _check_rewards(config: Config) -> None:
+    """A user's reward function is imported in a verifier process, as in the run: ConfigError where it breaks a rule."""
+    if config.rewards.function is not None:
+        asyncio.run(_try_verifier(config))
+
+
+async def _try_verifier(config: Config) -> None:
+    pool = VerifierPool(config.rewards, log=Path(os.devnull))
+    try:
+        await pool.start(config.limits.start_timeout_s)
+    finally:
+        await pool.close()
 
 
 def find_model(config: Config, report: Callable[[str], None] = lambda line: None) -> Path:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Config
-from common.errors import DataError, explain
-from common.metrics import RoundCollector, RoundMetrics, append_metrics
+from common.metrics import RoundCollector, RoundMetrics
+from common.metrics_file import append_metrics, metrics_line, read_metrics
 from common.protocols import Engine, Problem, Trainer, Verifier
 from common.publish import Publisher
 from common.records import Group
 from common.report.groups import GroupWriter, round_path
 from common.rollout_side import Parts
 from common.round import Round
-from common.rundir import RunDir, checkpoint_dir, finished_checkpoints, prune, read_state, write_atomically
+from common.rundir import RunDir, check_same_problems, checkpoint_dir, newest_checkpoint, prune, write_atomically
 from common.timeline import Timeline
 from common.workloads.load import Workload
 from common.workloads.sampler import PromptSampler
@@ -141,19 +141,18 @@ class Run:
         prune(self._run_dir, self._config.checkpoint.keep)
 
     async def _restore(self) -> None:
-        finished = finished_checkpoints(self._run_dir)
-        if not finished:
-            remedy = "start again in a new run directory, with checkpoint.every=1"
-            raise DataError(explain("--resume", "needs a finished checkpoint", str(self._run_dir.path), remedy))
-        state = read_state(finished[-1])
-        workload = self._parts.workload
-        if state["workload"] != workload.content_hash:
-            rule = f"must be the problems that the run was trained on (content {state['workload']})"
-            raise DataError(explain("workload", rule, workload.content_hash, "give the same file and settings as before"))
-        await self._parts.trainer.restore(finished[-1] / "trainer")
+        checkpoint, state = newest_checkpoint(self._run_dir)
+        check_same_problems(state, self._parts.workload.content_hash)
+        await self._parts.trainer.restore(checkpoint / "trainer")
         self._sampler.restore(state["sampler"])
         self._round, self._version = state["round"], state["version"]
-        # Rounds after the checkpoint are sampled again; their first try must not stand beside the second.
+        self._forget_later_rounds()
+
+    def _forget_later_rounds(self) -> None:
+        """Rounds after the checkpoint are sampled again; their first try must not stand beside the second."""
+        kept = [metrics for metrics in read_metrics(self._run_dir.metrics) if metrics.round < self._round]
+        write_atomically(self._run_dir.metrics, "".join(map(metrics_line, kept)))
+        self._collector.rounds[:] = kept
         for path in self._run_dir.groups.glob("round-*.jsonl"):
             if path >= round_path(self._run_dir.groups, self._round):
                 path.unlink()

@@ -1,8 +1,12 @@
 """The run directory (design section 8): where everything of a run lies, and its state for a resume."""
 
+import fcntl
 import json
+import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,23 +67,62 @@ def plan_run_dir(config: Config) -> RunDir:
         if run_dir.config.exists() or run_dir.timeline.exists():
             remedy = f"choose another, remove it, or go on with it: --resume {config.run_dir}"
             raise ConfigError(explain("run_dir", "must not hold a run already", config.run_dir, remedy))
+        _check_place(run_dir.path)
         return run_dir
     stem = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = stem, 1
     while path.exists():
         number += 1
         path = Path(f"{stem}-{number}")
+    _check_place(path)
     return RunDir(path)
 
 
+def _check_place(path: Path) -> None:
+    """That a directory can be made there, without making it."""
+    place = path
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        cause = "it cannot be written" if place.is_dir() else "it is no directory"
+        raise _bad_place(path, f"{place}: {cause}")
+
+
+def _bad_place(path: Path, cause: object) -> ConfigError:
+    remedy = f"give a place that can be written ({cause})"
+    return ConfigError(explain("run_dir", "must be a directory that can be made", str(path), remedy))
+
+
 def create(run_dir: RunDir, config: Config) -> None:
-    """Make the directory with the resolved configuration."""
+    """Make the directory with the resolved configuration, or nothing."""
+    existed = run_dir.path.exists()
     try:
-        run_dir.logs.mkdir(parents=True)
-        write_atomically(run_dir.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    except OSError as error:
-        remedy = f"give a place that can be written ({error.strerror})"
-        raise ConfigError(explain("run_dir", "must be a directory that can be made", str(run_dir.path), remedy)) from error
+        run_dir.logs.mkdir(parents=True, exist_ok=True)
+        write_config(run_dir, config)
+    except (OSError, ValueError) as error:
+        if not existed:
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise _bad_place(run_dir.path, getattr(error, "strerror", None) or error) from error
+
+
+def write_config(run_dir: RunDir, config: Config) -> None:
+    """The resolved configuration; of a resumed run the one that it goes on with."""
+    write_atomically(run_dir.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+
+
+@contextmanager
+def held(run_dir: RunDir) -> Iterator[None]:
+    """No second process runs in the directory at the same time."""
+    handle = os.open(run_dir.path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            rule = "must not be a run that still goes on"
+            raise ConfigError(explain("run_dir", rule, str(run_dir.path), "end that process first")) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -99,13 +142,31 @@ def finished_checkpoints(run_dir: RunDir) -> list[Path]:
     return sorted(path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
 
 
+def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:
+    """Its directory and its `state.json`. Raises DataError where there is none."""
+    finished = finished_checkpoints(run_dir)
+    if not finished:
+        remedy = "start again in a new run directory, with checkpoint.every=1"
+        raise DataError(explain("--resume", "needs a finished checkpoint", str(run_dir.path), remedy))
+    return finished[-1], read_state(finished[-1])
+
+
+def check_same_problems(state: dict[str, Any], content_hash: str) -> None:
+    """Raises DataError where a checkpoint's run was trained on other problems."""
+    if state["workload"] != content_hash:
+        rule = f"must be the problems that the run was trained on (content {state['workload']})"
+        raise DataError(explain("workload", rule, content_hash, "give the same file and settings as before"))
+
+
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What the run, not the trainer, needs to go on."""
     try:
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or not {"round", "version", "sampler", "workload"} <= state.keys():
+            raise ValueError("parts are missing")
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable state.json", str(checkpoint), "remove this checkpoint")) from error
-    return dict(state)
+    return state
 
 
 def prune(run_dir: RunDir, keep: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from common.errors import DataError, explain
@@ -79,6 +79,23 @@ class _GivenHidden(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
 
 
+def check_model(model_dir: Path, layout: dict[str, TensorLayout]) -> int:
+    """The size of the vocabulary. Raises DataError where config.json and the weights do not belong together; reads no weights."""
+    try:
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+            policy = Policy(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+    except Exception as error:  # a configuration file at fault raises whatever its model's code does, ZeroDivisionError too
+        raise _unloadable(model_dir, error) from error
+    check_names(policy, layout, model_dir)
+    for name, parameter in policy.named_parameters():
+        found = layout[policy.hf_name(name)].shape
+        if found != tuple(parameter.shape):
+            rule = f"must hold {policy.hf_name(name)} in the shape that config.json gives it, {tuple(parameter.shape)}"
+            raise DataError(explain("model.path", rule, found, "copy config.json and the weights from one model"))
+    return policy.vocab_size
+
+
 def load_policy(model_dir: Path, dtype: torch.dtype = torch.float32) -> Policy:
     """The model of a directory, on the CPU, without dropout. Raises DataError, in one line."""
     layout = model_layout(model_dir)
@@ -88,11 +105,12 @@ def load_policy(model_dir: Path, dtype: torch.dtype = torch.float32) -> Policy:
             dtype=dtype,
             attn_implementation="sdpa",  # bit-deterministic on the CPU with one thread, and less memory than eager
             local_files_only=True,
+            trust_remote_code=False,  # never asked for on the terminal either
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, SafetensorError) as error:
-        raise _bad_model(model_dir, "must hold a causal language model that transformers can load", _one_line(error)) from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError, SafetensorError) as error:
+        raise _unloadable(model_dir, error) from error
     model, info = loaded
     if info["missing_keys"]:  # transformers would fill them with random numbers
         name = sorted(info["missing_keys"])[0]
@@ -110,6 +128,11 @@ def check_names(policy: Policy, layout: dict[str, TensorLayout], model_dir: Path
         place = "the files, not of the model" if name in layout else "the model, not of the files"
         rule = f"must hold tensors named as the model's parameters ({name} is one of {place})"
         raise _bad_model(model_dir, rule, "save the model again with save_pretrained, or use a model without fused experts")
+
+
+def _unloadable(model_dir: Path, error: Exception) -> DataError:
+    remedy = f"check its config.json ({_one_line(error)[:200]})"
+    return _bad_model(model_dir, "must hold a causal language model that transformers can load", remedy)
 
 
 def _bad_model(model_dir: Path, rule: str, remedy: str) -> DataError:

@@ -390,7 +390,11 @@ def find_or_build(recipe: str, options: Mapping[str, Any], report: Callable[[str
     if not directory.exists():
         start = time.monotonic()
         report(f"building the model {recipe} once: {settings.steps} supervised steps, about a minute")
-        build(directory, settings)
+        try:
+            build(directory, settings)
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            cause = " ".join(str(error).split())[:200]
+            raise ConfigError(explain("model.recipe_options", "must suit each other", dict(options), f"({cause})")) from error
         report(f"built in {time.monotonic() - start:.0f} s: {directory}")
     return directory
 
@@ -402,8 +406,10 @@ def settings_from(recipe: str, options: Mapping[str, Any]) -> WarmupSettings:
         if name not in known:
             rule = f"must be some of {', '.join(sorted(known))}"
             raise ConfigError(explain(f"model.recipe_options.{name}", rule, value, "check the spelling"))
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ConfigError(explain(f"model.recipe_options.{name}", "must be a number", value, "remove it for the default"))
+        kind = int if isinstance(getattr(RECIPES[recipe], name), int) else (int, float)
+        if not isinstance(value, kind) or isinstance(value, bool) or not (value > 0 or name == "seed"):
+            rule = f"must be {'a whole number' if kind is int else 'a number'} above 0"
+            raise ConfigError(explain(f"model.recipe_options.{name}", rule, value, "remove it for the default"))
     return replace(RECIPES[recipe], **options)
 
 

@@ -1,23 +1,33 @@
 """`rolloutpipe train`: a run from a configuration, or the rest of one (`--resume`)."""
 
 import asyncio
-import signal
-from collections.abc import Callable
+import json
+import traceback
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console
 
 from common.config import Config, load_config
 from common.display import LiveDisplay, final_table
-from common.errors import ConfigError, explain
+from common.errors import ConfigError, DataError, InputError, RolloutPipeError, RunError, explain
 from common.launch import launched, ray_running
 from common.prepare import Prepared, prepare
 from common.report.html import write_report
 from common.report.tensorboard import TensorboardListener
 from common.report.trace import write_trace
 from common.run import Run, RunResult
-from common.rundir import RunDir, create, plan_run_dir
+from common.rundir import (
+    RunDir,
+    check_same_problems,
+    create,
+    held,
+    newest_checkpoint,
+    plan_run_dir,
+    write_atomically,
+    write_config,
+)
 from common.timeline import Timeline, read_timeline
 
 FIXED = ("seed", "model", "workload", "trainer", "groups_per_round", "responses_per_group", "groups_per_update")
@@ -41,7 +51,21 @@ def resolve(config_path: Path | None, overrides: list[str], resume: Path | None)
         if getattr(config, field) != getattr(before, field):
             rule = f"must be what the run was started with ({_plain(getattr(before, field))})"
             raise ConfigError(explain(field, rule, _plain(getattr(config, field)), "leave it out, or start a new run"))
+    if config.run_dir is not None and config.run_dir != before.run_dir and Path(config.run_dir).resolve() != resume.resolve():
+        raise ConfigError(explain("run_dir", f"must be the run to resume ({resume})", config.run_dir, "leave it out"))
+    newest_checkpoint(run_dir)  # there must be one
     return config, run_dir
+
+
+def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
+    """What a run that has nothing left to do gave (`result.json`); None where rounds are left."""
+    _, state = newest_checkpoint(run_dir)
+    if state["round"] < config.rounds or not (run_dir.result.is_file() and run_dir.model.is_dir()):
+        return None
+    try:
+        return dict(json.loads(run_dir.result.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise DataError(explain("--resume", "needs a readable result.json", str(run_dir.path), "remove that file")) from error
 
 
 def _plain(value: object) -> object:
@@ -51,14 +75,19 @@ def _plain(value: object) -> object:
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
     prepared = prepare(config, lambda line: console.print(line, highlight=False))
-    if not resume:
+    if resume:
+        check_same_problems(newest_checkpoint(run_dir)[1], prepared.workload.content_hash)
+    else:
         create(run_dir, config)
-    try:
-        result = _record(config, prepared, run_dir, console, resume)
-    finally:
-        if run_dir.timeline.exists():
-            write_trace(run_dir.path)
-            write_report(run_dir.path)
+    with held(run_dir):
+        if resume:
+            write_config(run_dir, config)
+        try:
+            result = _record(config, prepared, run_dir, console, resume)
+        finally:
+            if run_dir.timeline.exists():
+                write_trace(run_dir.path)
+                write_report(run_dir.path)
     console.print(final_table(result.rounds, run_dir.path))
     return result
 
@@ -82,14 +111,13 @@ def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Consol
             raise KeyboardInterrupt from None
         except Exception as error:
             detail = " ".join(str(error).split())
-            raise
+            raise _told(error, run_dir) from error
         finally:
             timeline.emit("run_end", status=status, detail=detail)
             tensorboard.close()
 
 
 async def _run(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, resume: bool) -> RunResult:
-    _end_on_sigterm()
     async with launched(config, prepared, run_dir, timeline) as parts:
         return await Run(config, parts, run_dir).run(resume=resume)
 
@@ -113,9 +141,11 @@ def _last_event_s(run_dir: RunDir) -> float:
     return max((float(event["t"]) for event in events), default=0.0)
 
 
-def _end_on_sigterm() -> None:
-    """SIGTERM ends the run as Ctrl-C does."""
-    task = asyncio.current_task()
-    assert task is not None
-    cancel: Callable[[], object] = task.cancel
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, cancel)
+def _told(error: Exception, run_dir: RunDir) -> Exception:
+    """The same error with the place of the logs; its traceback goes there, not to the terminal."""
+    log = run_dir.logs / "driver.log"
+    write_atomically(log, "".join(traceback.format_exception(error)))
+    if isinstance(error, InputError):
+        return error
+    text = str(error) if isinstance(error, RolloutPipeError) else f"{type(error).__name__}: {error}"
+    return RunError(text if str(run_dir.logs) in text else f"{text}; see {log}")

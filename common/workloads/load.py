@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,19 @@ class Workload:
     examples: tuple[dict[str, Any], ...]  # a task of each kind, for the verifier's warm-up
 
 
+def read_rows(config: WorkloadConfig, reward_function: str | None = None) -> list[Row]:
+    """The rows of the source, before any tokenizer is needed. With a `reward_function`, they need no answer."""
+    return list(_rows(config, needs_gold=reward_function is None))
+
+
 def load_problems(
-    config: WorkloadConfig, tokenizer: Any, max_prompt_tokens: int | None = None, reward_function: str | None = None
+    config: WorkloadConfig,
+    tokenizer: Any,
+    max_prompt_tokens: int | None = None,
+    reward_function: str | None = None,
+    rows: Sequence[Row] | None = None,
 ) -> Workload:
-    """All problems of the workload, tokenized. `tokenizer`: a Hugging Face one.
+    """All problems of the workload, tokenized. `tokenizer`: a Hugging Face one. `rows`: where they were read already.
 
     The tighter of `max_prompt_tokens` and the configuration's limit holds. With a `reward_function`, rows need no answer.
     Raises ConfigError for settings, DataError for rows (`path:line`) and where no problem is left.
@@ -37,13 +46,15 @@ def load_problems(
     A few reasoning-gym data sets (isomorphic_strings, ransom_note, list_functions, polynomial_multiplication) read Python's
     string hashes: their problems are the same again only under one PYTHONHASHSEED.
     """
-    rows = list(_rows(config, needs_gold=reward_function is None))
+    rows = read_rows(config, reward_function) if rows is None else rows
     prompts = build_prompts(config, tokenizer, rows)
     limit = min((n for n in (max_prompt_tokens, config.max_prompt_tokens) if n is not None), default=None)
     problems: dict[str, Problem] = {}
     examples: dict[tuple[str, str], dict[str, Any]] = {}
     num_filtered = num_duplicates = 0
     for row, (prompt, ids) in zip(rows, prompts, strict=True):
+        if not ids:
+            raise DataError(explain(row.place, "must give a prompt of at least one token", prompt, "repair or remove the row"))
         problem_id = _digest(config.name, prompt, row.gold)
         if limit is not None and len(ids) > limit:
             num_filtered += 1

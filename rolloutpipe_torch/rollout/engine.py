@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import EngineError, PublishError
+from common.errors import DataError, EngineError, PublishError, explain
 from common.spool import spool_files
 from rolloutpipe_torch.rollout.lifetime import own_children
 
@@ -285,7 +285,10 @@ def eos_token_ids(model_dir: Path) -> list[int]:
     """Token ids that end a response: of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
         file = model_dir / name
-        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
+        try:
+            found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
+        except (OSError, ValueError, AttributeError) as error:
+            raise DataError(explain("model.path", "must hold readable JSON files", str(file), "copy it again")) from error
         if found is not None:
             return list(found) if isinstance(found, list) else [found]
     return []

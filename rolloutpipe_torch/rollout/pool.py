@@ -1,7 +1,9 @@
 """Driver side of the rollout pool: fits it into memory, starts the replicas, and speaks to each through `RemoteEngine`."""
 
 import asyncio
+import importlib.util
 import itertools
+import os
 import re
 from collections.abc import Awaitable, Hashable, Iterable
 from dataclasses import replace
@@ -19,6 +21,7 @@ from common.protocols import Health
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import model_layout
 from rolloutpipe_torch.rollout.engine import UNSET, EngineSettings, VllmEngine, one_line
+from rolloutpipe_torch.room import has_gpus
 
 Result = TypeVar("Result")
 
@@ -134,7 +137,7 @@ async def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_l
     """
     check_room(config, model_dir)
     log_dir.mkdir(parents=True, exist_ok=True)
-    on_gpu = _has_gpu()
+    on_gpu = has_gpus()
     engines = [
         _start_actor(_settings(config, f"engine-{index}", model_dir, log_dir, max_model_len, on_gpu))
         for index in range(config.rollout.replicas)
@@ -151,13 +154,17 @@ async def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_l
 def check_room(config: Config, model_dir: Path | None = None) -> None:
     """Raises ConfigError where the replicas' memory exceeds what this machine has available.
 
-    The model counts where its directory is known (`model_dir`, else `model.path`). With GPUs, weights and cache live
+    The model counts where its directory is known. With GPUs, weights and cache live
     there and vLLM checks them itself.
     """
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(explain("rollout", "needs vLLM, which is not installed", None, "see `rolloutpipe doctor`"))
     rollout = config.rollout
-    directory = model_dir or (Path(config.model.path) if config.model.path else None)
-    on_gpu = _has_gpu()
-    model_bytes = 0 if on_gpu or directory is None else _model_bytes(directory, rollout.dtype)
+    on_gpu = has_gpus()
+    cores = len(os.sched_getaffinity(0))
+    if not on_gpu and rollout.threads > cores:
+        raise ConfigError(explain("rollout.threads", f"must be at most the {cores} cores", rollout.threads, f"use {cores}"))
+    model_bytes = 0 if on_gpu or model_dir is None else _model_bytes(model_dir, rollout.dtype)
     each = _PROCESS_BYTES + model_bytes + (0 if on_gpu else rollout.kv_cache_gb * _GIB)
     available = psutil.virtual_memory().available
     if rollout.replicas * each > available:
@@ -175,12 +182,6 @@ def _model_bytes(model_dir: Path, dtype: str) -> int:
             size *= length
         elements += size
     return elements * _BYTES_PER_ELEMENT[dtype]
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _settings(config: Config, name: str, model_dir: Path, log_dir: Path, max_model_len: int, on_gpu: bool) -> EngineSettings:

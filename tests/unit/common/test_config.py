@@ -14,7 +14,7 @@ BASE: dict[str, Any] = {"model": {"path": "some/model"}}
 
 def load(tmp_path: Path, text: str, *overrides: str) -> Config:
     file = tmp_path / "run.yaml"
-    file.write_text("model: {path: some/model}\n" + text)
+    file.write_text(text if text.startswith("model:") else "model: {path: some/model}\n" + text)
     return load_config(file, list(overrides))
 
 
@@ -34,7 +34,7 @@ FAULTS = [
         "responses_per_group: 1",
         "responses_per_group: must be at least 2: the loss 'grpo' compares the members of a group, got 1; use 8",
     ),
-    ("responses_per_group: 0", "responses_per_group: should be greater than or equal to 1, got 0; change it, or remove it"),
+    ("responses_per_group: 0", "responses_per_group: must be greater than or equal to 1, got 0; change it, or remove it"),
     (
         "schedule: cgp\nadvantage_std: batch",
         "advantage_std: must be `group` or `none` under schedule `cgp`, which trains before the batch is complete, got 'batch'; "
@@ -45,7 +45,10 @@ FAULTS = [
         "groups_per_update: must be between 1 and groups_per_round (8), or `round`, got 9; lower it, or raise groups_per_round",
     ),
     ("groups_per_update: 0", "groups_per_update: must be between 1 and groups_per_round (32), or `round`, got 0; lower it"),
-    ("groups_per_update: all", "groups_per_update: should be a valid integer, unable to parse string as an integer, got 'all'; "),
+    (
+        "groups_per_update: all",
+        "groups_per_update: must be a valid integer, unable to parse string as an integer, or must be 'round', got 'all'; ",
+    ),
     (
         "sampling: {max_tokens: 256}\ntraining: {micro_batch_tokens: 256}",
         "training.micro_batch_tokens: must hold the longest allowed sample, prompt included "
@@ -62,13 +65,13 @@ FAULTS = [
     ("sampling: {max_tokens: 0}", "sampling.max_tokens: must be at least 1, got 0; raise it"),
     ("model: {}", "model: exactly one of path and recipe must be set, got {'path': None, 'recipe': None}; set model.path"),
     ("model: {path: a, recipe: quickstart}", "model: exactly one of path and recipe must be set, got {'path': 'a', "),
-    ("schedule: fast", "schedule: should be 'serial', 'cgp', 'fgd' or 'fgd-strict', got 'fast'; change it"),
-    ("rounds: none", "rounds: should be a valid integer, unable to parse string as an integer, got 'none'; change it"),
-    ("limits: {stall_s: 0}", "limits.stall_s: should be greater than 0, got 0; change it, or remove it for the default"),
-    ("limits: {group_timeout_s: .inf}", "limits.group_timeout_s: should be a finite number, got inf; change it"),
-    ("training: {lr: .nan}", "training.lr: should be a finite number, got nan; change it"),
-    ("limits: {max_broken_share: 2}", "limits.max_broken_share: should be less than or equal to 1, got 2; change it"),
-    ("rollout: 3", "rollout: should be a valid dictionary or instance of RolloutConfig, got 3; change it"),
+    ("schedule: fast", "schedule: must be 'serial', 'cgp', 'fgd' or 'fgd-strict', got 'fast'; change it"),
+    ("rounds: none", "rounds: must be a valid integer, unable to parse string as an integer, got 'none'; change it"),
+    ("limits: {stall_s: 0}", "limits.stall_s: must be greater than 0, got 0; change it, or remove it for the default"),
+    ("limits: {group_timeout_s: .inf}", "limits.group_timeout_s: must be a finite number, got inf; change it"),
+    ("training: {lr: .nan}", "training.lr: must be a finite number, got nan; change it"),
+    ("limits: {max_broken_share: 2}", "limits.max_broken_share: must be less than or equal to 1, got 2; change it"),
+    ("rollout: 3", "rollout: must be a section: settings in lines below it, got 3; change it"),
     (
         "groups_per_update: 4\ntraining: {importance_cap: 2}",
         "training.importance_cap: needs the trainer's log-probs under the round's weights, which are gone after its first "
@@ -109,7 +112,7 @@ def test_an_unknown_key_is_told_before_what_follows_from_it(tmp_path: Path) -> N
         ("training.lr.x=1", "training.lr.x: lr must be a section to have parts, got 0.1; check the spelling"),
         ("name=[", "name: must be a YAML value, got '['; "),
         ("round=4", "round: is no known setting, got 4; did you mean rounds?"),
-        ("training.lr=-1", "training.lr: should be greater than 0, got -1; "),
+        ("training.lr=-1", "training.lr: must be greater than 0, got -1; "),
     ],
 )
 def test_overrides_are_checked_in_the_same_way(tmp_path: Path, override: str, line: str) -> None:

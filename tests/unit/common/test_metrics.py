@@ -6,7 +6,8 @@ import math
 import pytest
 import synthetic
 
-from common.metrics import RoundCollector, append_metrics, collect_rounds, percentile, summarize
+from common.metrics import RoundCollector, collect_rounds, percentile, summarize
+from common.metrics_file import append_metrics
 from common.timeline import Event, read_timeline
 
 

@@ -33,13 +33,13 @@ def test_replicas_that_do_not_fit_are_refused_at_once(model_dir: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^rollout.replicas: must fit into the .* GiB of memory available, at .* got 1000; use at most"
     ):
-        pool.check_room(config(model_dir, replicas=1000))
+        pool.check_room(config(model_dir, replicas=1000), model_dir)
     assert time.monotonic() - start < 5
 
 
 def test_cache_that_never_fits_names_its_setting(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"got 1; lower rollout.kv_cache_gb"):
-        pool.check_room(config(model_dir, kv_cache_gb=100_000))
+        pool.check_room(config(model_dir, kv_cache_gb=100_000), model_dir)
 
 
 def test_room_counts_process_cache_and_weights(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,14 +47,14 @@ def test_room_counts_process_cache_and_weights(model_dir: Path, monkeypatch: pyt
         available = 0
 
     monkeypatch.setattr(pool.psutil, "virtual_memory", Memory)
-    monkeypatch.setattr(pool, "_has_gpu", lambda: False)
+    monkeypatch.setattr(pool, "has_gpus", lambda: False)
     # Two replicas, each 1.5 GiB of process, 2 GiB of cache and 1 MiB of float32 weights.
     Memory.available = 2 * int((1.5 + 2) * 2**30 + 2**20)
-    pool.check_room(config(model_dir, replicas=2, kv_cache_gb=2))
+    pool.check_room(config(model_dir, replicas=2, kv_cache_gb=2), model_dir)
     Memory.available -= 1
     with pytest.raises(ConfigError, match="use at most 1"):
-        pool.check_room(config(model_dir, replicas=2, kv_cache_gb=2))
-    pool.check_room(config(model_dir, replicas=2, kv_cache_gb=2, dtype="bfloat16"))  # half the weights
+        pool.check_room(config(model_dir, replicas=2, kv_cache_gb=2), model_dir)
+    pool.check_room(config(model_dir, replicas=2, kv_cache_gb=2, dtype="bfloat16"), model_dir)  # half the weights
 
 
 @pytest.mark.parametrize(
