@@ -19,6 +19,7 @@ RequestOrder = Literal["grouped", "interleaved", "shuffled"]
 GroupOrder = Literal["arrival", "submission"]
 Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
 DType = Literal["float32", "bfloat16"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):

@@ -15,6 +15,8 @@ from common.protocols import Engine
 from common.records import FinishReason, Response
 from common.timeline import Timeline
 
+_ENDED = "its group has ended"
+
 
 class Sampler:
     """Asks the engine for responses of one round's weight version."""
@@ -29,6 +31,8 @@ class Sampler:
     async def sample(self, member: Member, group: OpenGroup) -> Response | str:
         """A response that may be used, or in one line why there is none. Raises EngineError where no engine is alive."""
         request, limit = member.request, self._limits.request_timeout_s
+        if not group.is_open:
+            return _ENDED  # between admission and now
         try:
             member.replica = self._engine.place(request)
             self._emit("dispatch", member)
@@ -41,7 +45,7 @@ class Sampler:
             await self._check_alive(error)
             return str(error)
         if not group.is_open:
-            return "its group has ended"
+            return _ENDED
         return self._fault_of(member, response) or response
 
     def _fault_of(self, member: Member, response: Response) -> str:
@@ -86,4 +90,4 @@ class Sampler:
     def _emit(self, kind: str, member: Member, **fields: object) -> None:
         request = member.request
         ids = {"request": request.request_id, "group": request.group_id, "member": request.member}
-        self._timeline.emit(kind, round=self._index, replica=member.replica, **ids, **fields)
+        self._timeline.emit(kind, round=self._index, replica=f"engine-{member.replica}", **ids, **fields)

@@ -143,6 +143,10 @@ def run_round(
         else:
             lab.result = task.result()
         await _check_nothing_runs(lab, beside)
+        assert timeline._listeners == [lab.events.append], "something still listens to the timeline"
+        num_events = len(lab.events)
+        await asyncio.sleep(2 * lab.config.limits.group_timeout_s)
+        assert len(lab.events) == num_events, f"something went on after the round: {lab.events[num_events:]}"
 
     run_virtual(run())
     if lab.error is None:
@@ -186,6 +190,11 @@ def check_books(lab: Lab) -> None:
     assert sum(sizes) == books.trained
     assert [update.update_index for update in lab.result.updates] == list(range(len(sizes)))
     assert len(lab.drops) == len(lab.of("group_drop")) == books.dropped
+    over: set[str] = set()
+    for event in lab.events:
+        assert event["kind"] == "compute" or event.get("group") not in over, f"after the end of its group: {event}"
+        if event["kind"] in ("group_complete", "group_drop") and event.get("filtered") != "failed":
+            over.add(event["group"])
     tries = Counter(lab.engine.started)
     assert all(count <= 1 + config.limits.max_retries for count in tries.values())
     assert len(tries) <= (books.groups + books.refilled) * config.responses_per_group

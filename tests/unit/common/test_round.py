@@ -1,5 +1,7 @@
 """The round, rules 1, 2, 3 and 5 of design section 4, for every schedule. `run_round` checks the books after each."""
 
+from dataclasses import replace
+
 import pytest
 from round_lab import SCHEDULES, RecordingTrainer, ScriptedVerifier, run_round
 
@@ -44,6 +46,19 @@ def test_a_response_of_another_version_is_rejected_counted_and_sampled_again(sch
     assert set(lab.trainer.versions) == {7}
     (retry,) = lab.of("retry")
     assert retry["request"] == "r0/g2/m1" and "the round's is 7" in retry["reason"]
+
+
+def test_a_response_that_ends_in_a_newer_version_is_sampled_again() -> None:
+    """Rule 1: both stamps count; this one began with the round's version."""
+
+    class Updated(FakeEngine):
+        async def generate(self, request: Request, sampling: Sampling) -> Response:
+            response = await super().generate(request, sampling)
+            is_first = request.request_id == "r0/g1/m1" and self.started.count("r0/g1/m1") == 1
+            return replace(response, version_end=1) if is_first else response
+
+    lab = run_round(engine=Updated())
+    assert (lab.books.rejected, lab.books.retried, lab.books.trained) == (1, 1, 4)
 
 
 @every_schedule

@@ -19,6 +19,13 @@ from common.testing import FakeEngine, Fault
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
+class DeafEngine(FakeEngine):
+    """Does not answer to an abort."""
+
+    async def abort(self, request_ids: Iterable[Hashable]) -> None:
+        await asyncio.Event().wait()
+
+
 @every_schedule
 def test_a_lost_member_costs_its_group_and_not_the_round(schedule: str) -> None:
     """Rule 7, pain 1: R=4, K=4, member (2, 3) never returns, limit 2 s: shortfall 1, and the drop names it."""
@@ -59,6 +66,46 @@ def test_the_deadline_of_a_group_counts_from_its_first_admission() -> None:
     """Rule 7: capacity 4, so the last group starts after 30 s; its own 12 s are enough."""
     engine = FakeEngine(4, seconds=lambda request: 10.0)
     assert run_round(engine=engine, limits={"group_timeout_s": 12}).books.trained == 4
+
+
+@pytest.mark.parametrize("num_steps", range(5))
+def test_a_verdict_in_the_moment_of_the_deadline_counts_or_does_not(num_steps: int) -> None:
+    """Rule 3: the last verdict comes at 8 s, the deadline too; the group is trained or dropped, never both."""
+
+    class Slow(ScriptedVerifier):
+        async def score(self, task, response):  # type: ignore[no-untyped-def]
+            score = await super().score(task, response)
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+            return score
+
+    engine = FakeEngine(seconds=lambda request: 1.0)
+    lab = run_round(engine=engine, verifier=Slow(seconds=7), limits={"group_timeout_s": 8}, schedule="cgp")
+    assert lab.books.trained + lab.books.dropped == 4
+
+
+def test_a_dropped_group_takes_its_verifier_calls_back() -> None:
+    """Rule 7: m0 hangs, m1 to m3 are with the verifier at the deadline of 5 s: their workers are free at once."""
+    freed_s: list[float] = []
+
+    class Busy(ScriptedVerifier):
+        async def score(self, task, response):  # type: ignore[no-untyped-def]
+            try:
+                return await super().score(task, response)
+            except asyncio.CancelledError:
+                freed_s.append(asyncio.get_running_loop().time())
+                raise
+
+    engine = FakeEngine(4, faults={"r0/g0/m0": [Fault.HANG]})
+    lab = run_round(engine=engine, verifier=Busy(seconds=100), limits={"group_timeout_s": 5}, groups_per_round=2)
+    assert lab.books.dropped == 2 and lab.ended_s == 6 and freed_s[:3] == [5.0] * 3
+
+
+def test_a_dropped_frontier_group_makes_room_for_the_next_at_once() -> None:
+    """Rule 7: fgd-strict, width 1, free slots: group 1 starts at the deadline of group 0, not when the abort is through."""
+    engine = DeafEngine(faults={"r0/g0/m0": [Fault.HANG]})
+    lab = run_round(engine=engine, schedule="fgd-strict", frontier_width=1, limits={"group_timeout_s": 5, "close_timeout_s": 3})
+    assert min(event["t"] for event in lab.of("dispatch") if event["group"] == "r0/g1") == 5
 
 
 @every_schedule
@@ -182,13 +229,6 @@ def test_an_update_that_was_cancelled_while_it_began_is_aborted() -> None:
 
     lab = run_round(trainer=SlowToBegin(), meanwhile=cancel, schedule="cgp")
     assert isinstance(lab.error, asyncio.CancelledError) and lab.trainer.num_aborted == 1
-
-
-class DeafEngine(FakeEngine):
-    """Does not answer to an abort."""
-
-    async def abort(self, request_ids: Iterable[Hashable]) -> None:
-        await asyncio.Event().wait()
 
 
 def test_an_engine_that_does_not_answer_an_abort_does_not_hold_the_round() -> None:
