@@ -151,7 +151,8 @@ def run(arguments: list[str]) -> int:
     """The exit code; every expected failure is one line on stderr."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # libraries must not write across the live display
     try:
-        return app(arguments or ["--help"], standalone_mode=False) or 0
+        code = int(app(arguments or ["--help"], standalone_mode=False) or 0)
+        return _interrupted() if code == 130 else code  # Typer's answer to Ctrl-C; before 0.20 it raised Abort
     except _UsageError as error:
         return _fail(2, error.format_message())
     except InputError as error:
@@ -161,7 +162,11 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         return _fail(2, f"the package {error.name} is needed for this; `rolloutpipe doctor` says what to install")
     except (KeyboardInterrupt, typer.Abort):
-        return _fail(130, "interrupted; what was recorded is in the run directory")
+        return _interrupted()
+
+
+def _interrupted() -> int:
+    return _fail(130, "interrupted; what was recorded is in the run directory")
 
 
 def _fail(code: int, message: str) -> int:
