@@ -47,7 +47,10 @@ def _writable(path: Path | None) -> Path | None:
 
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=_writable, help="Write the result as JSON.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings that replace the file's.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="key=value", help="Settings that replace the file's: rounds=4 training.lr=1e-4"),
+]
 
 
 @app.command()
@@ -60,7 +63,7 @@ def train(
     resume: Annotated[Path | None, typer.Option("--resume", metavar="RUN_DIR", help="Go on from the newest checkpoint.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Run a training."""
+    """Run a training: engines sample, a verifier scores, ranks train each group as it completes."""
     from common.commands import train as command
 
     console = Console()
@@ -70,7 +73,7 @@ def train(
         from common.commands.plan import plan_rows, plan_table
         from common.prepare import prepare
 
-        prepared = prepare(settings, lambda line: console.print(line, highlight=False))
+        prepared = prepare(settings, lambda line: console.print(line, highlight=False, soft_wrap=True))
         console.print(plan_table(settings, prepared))
         _write_json(json_file, dict(plan_rows(settings, prepared)))
         return
@@ -84,7 +87,7 @@ def train(
 
 @app.command()
 def compare(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
     overrides: Overrides = None,
     schedules: Annotated[
         str, typer.Option("--schedules", help="Comma-separated; ratios are against the first.")
@@ -101,7 +104,7 @@ def compare(
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of train, or of compare.")],
     json_file: JsonFile = None,
 ) -> None:
     """Write report.html and trace.json of a run, also of one that still runs or was killed."""

