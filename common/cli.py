@@ -138,7 +138,7 @@ def _write_json(path: Path | None, data: dict[str, Any]) -> None:
 
 def main() -> NoReturn:
     """Run the command line, and leave no process behind."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends a run as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # it ends a run as Ctrl-C does
     try:
         code = run(sys.argv[1:])
     finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -17,13 +18,22 @@ from common.timeline import Timeline
 NUM_PROBES = 4  # prompts of a log-prob probe
 
 
+def end_on_sigterm() -> None:
+    """From now on SIGTERM does what Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 @contextmanager
 def ray_running(timeline: Timeline) -> Iterator[None]:
     """Ray, for the time of the block."""
     cluster = importlib.import_module("rolloutpipe_torch.cluster")
     timeline.emit("phase", name="starting Ray")
     try:
-        cluster.start_ray()
+        try:
+            cluster.start_ray()
+        except SystemExit:  # Ray's own answer to SIGTERM, while it starts
+            raise KeyboardInterrupt from None
+        end_on_sigterm()  # Ray has put its answer in place of ours
         yield
     finally:
         cluster.stop_ray()
