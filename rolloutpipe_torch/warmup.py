@@ -390,8 +390,13 @@ def find_or_build(recipe: str, options: Mapping[str, Any], report: Callable[[str
     if not directory.exists():
         start = time.monotonic()
         report(f"building the model {recipe} once: {settings.steps} supervised steps, about a minute")
+
+        def show(step: int, steps: int, loss: float) -> None:
+            if step % 300 == 0 and step < steps:
+                report(f"step {step} of {steps}: loss {loss:.2f}")
+
         try:
-            build(directory, settings)
+            build(directory, settings, show)
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             cause = " ".join(str(error).split())[:200]
             raise ConfigError(explain("model.recipe_options", "must suit each other", dict(options), f"({cause})")) from error

@@ -89,6 +89,7 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
                 write_trace(run_dir.path)
                 write_report(run_dir.path)
     console.print(final_table(result.rounds, run_dir.path))
+    console.print(f"report: {run_dir.path / 'report.html'}", highlight=False, soft_wrap=True)
     return result
 
 
