@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, worker
 
 # The caller's own values win.
 _ENVIRONMENT = {
@@ -27,6 +27,7 @@ def start_ray(num_cpus: int | None = None) -> None:
     if ray.is_initialized():
         return
     _share_import_path()
+    worker.print_to_stdstream = _say_nothing
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return
@@ -40,6 +41,10 @@ def start_ray(num_cpus: int | None = None) -> None:
         logging_level=logging.ERROR,
         object_store_memory=_OBJECT_STORE_BYTES,
     )
+
+
+def _say_nothing(*_: object, **__: object) -> None:
+    """Ray's page-long reports of a dead actor: the trainer and the pool tell its name and log in one line."""
 
 
 def _share_import_path() -> None:
