@@ -208,4 +208,4 @@ PLANTED = [LetsAnyVersionThrough, TrainsTwice, LosesAGroup, ClosesEarly, ClosesL
 def test_the_machine_finds_the_planted_bug(bug: type[CompleteGroupQueue]) -> None:
     machine = type("Machine", (QueueMachine,), {"make_queue": bug})
     with pytest.raises(AssertionError):
-        run_machine(machine, max_examples=300, steps=40, shrink=False)
+        run_machine(machine, max_examples=3000, steps=40, shrink=False)  # it stops at the first find
