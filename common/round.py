@@ -52,7 +52,13 @@ class Round:
         """
         self._books.groups = len(problems)
         timeline = self._parts.timeline
-        timeline.emit("round_start", round=self._index, version=self._version, num_groups=len(problems))
+        timeline.emit(
+            "round_start",
+            round=self._index,
+            version=self._version,
+            num_groups=len(problems),
+            schedule=self._config.schedule,
+        )
         self._build(len(problems))
         watchdog = asyncio.create_task(self._watchdog.run(), name="watchdog")
         try:

@@ -8,7 +8,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | run_start | name, schedule, rounds, groups_per_round, responses_per_group, groups_per_update, max_logprob_gap (or null) |
 | run_end | status (finished, failed, stopped), detail |
 | phase | name (what the run does outside rollout and training, until the next phase or round_start: `start engines`) |
-| round_start | version, num_groups |
+| round_start | version, num_groups, schedule |
 | dispatch | request, group, member, replica (a request enters an engine) |
 | response | start (of its dispatch), request, group, member, replica, tokens, finish_reason, version |
 | retry | request, group, reason (rejected for its version, lost, or timed out) |

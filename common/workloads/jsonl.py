@@ -68,7 +68,7 @@ def _refuse(constant: str) -> None:
 
 
 def _text(row: dict[str, Any], field: str, place: str, setting: str) -> str:
-    if row.get(field) is None:
+    if field not in row:
         rule = f"must have the field {field}"
         raise DataError(explain(place, rule, sorted(row), f"add it, or name the right one in {setting}"))
     value = row[field]

@@ -175,6 +175,7 @@ def test_steps_go_on_across_the_resume(proof: Proof) -> None:
 def test_metrics_have_each_round_once(proof: Proof) -> None:
     lines = proof.run_dir.metrics.read_text().splitlines()
     assert lines[:2] == proof.first_metrics
+    assert {json.loads(line)["schedule"] for line in lines} == {yaml.safe_load(proof.run_dir.config.read_text())["schedule"]}
     assert [json.loads(line)["round"] for line in lines] == [0, 1, 2] == [row["round"] for row in proof.result["rounds"]]
 
 
