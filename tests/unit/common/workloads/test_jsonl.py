@@ -23,7 +23,7 @@ def rows_of(content: bytes, folder: Path) -> list[Row]:
     [
         (b'{"question": "a"}', "must have the field answer"),
         (b'{"answer": "1"}', "must have the field question"),
-        (b'{"question": "a", "answer": null}', "must have the field answer"),
+        (b'{"question": "a", "answer": null}', "answer must be text or a number"),
         (b'{"question": "a", "answer": ""}', "answer must be text or a number"),
         (b'{"question": " ", "answer": "1"}', "question must be text or a number"),
         (b'{"question": "a", "answer": "worked out\\n####"}', "answer must hold an answer"),
