@@ -133,7 +133,9 @@ class KlConfig(Section):
 class TrainingConfig(Section):
     """The trainer."""
 
-    ranks: int = Field(1, ge=1)
+    ranks: int = Field(1, ge=1)  # processes (torch), or devices (jax)
+    tensor_parallel: int = Field(1, ge=1)  # jax only: devices that share heads; the other axis of the mesh shares weights and rows
+    attention: Literal["xla", "splash"] | None = None  # jax only; None: splash on a TPU, else xla
     threads: int = Field(1, ge=1)  # CPU threads of one rank
     dtype: DType = "float32"  # compute; master weights and reductions stay float32
     loss: Loss = "grpo"
@@ -184,7 +186,7 @@ class Config(Section):
     seed: int = 0
     rounds: int = Field(1, ge=1, le=1_000_000)
     schedule: Schedule = "fgd"
-    trainer: Literal["torch"] = "torch"
+    trainer: Literal["torch", "jax"] = "torch"
     groups_per_round: int = Field(32, ge=1, le=1_000_000)  # R
     responses_per_group: int = Field(8, ge=1, le=100_000)  # K
     groups_per_update: int | Literal["round"] = "round"  # U
@@ -257,6 +259,7 @@ class Config(Section):
 
     def _check_training(self) -> None:
         training = self.training
+        self._check_mesh()
         one_update = self.update_groups >= self.groups_per_round
         if training.importance_cap is not None and not one_update and not training.keep_round_weights:
             rule = "needs the trainer's log-probs under the round's weights, which are gone after its first update"
@@ -272,6 +275,18 @@ class Config(Section):
             rule = f"must hold the longest allowed sample, prompt included (at least sampling.max_tokens + 1 = {longest})"
             remedy = "raise it, or lower sampling.max_tokens"
             raise ConfigError(explain("training.micro_batch_tokens", rule, training.micro_batch_tokens, remedy))
+
+    def _check_mesh(self) -> None:
+        training = self.training
+        if self.trainer == "torch" and training.tensor_parallel != 1:
+            rule = "must be 1 with trainer=torch"
+            raise ConfigError(explain("training.tensor_parallel", rule, training.tensor_parallel, "use trainer=jax"))
+        if self.trainer == "torch" and training.attention is not None:
+            rule = "must be unset with trainer=torch"
+            raise ConfigError(explain("training.attention", rule, training.attention, "remove it, or use trainer=jax"))
+        if training.ranks % training.tensor_parallel:
+            rule = f"must divide training.ranks ({training.ranks}), the devices of the mesh"
+            raise ConfigError(explain("training.tensor_parallel", rule, training.tensor_parallel, "use a divisor of it"))
 
 
 def load_config(path: Path, overrides: list[str] = ()) -> Config:  # type: ignore[assignment]

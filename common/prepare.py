@@ -19,7 +19,7 @@ from common.spool import TensorLayout, model_layout
 from common.workloads.load import Workload, load_problems, read_rows
 from common.workloads.prompts import load_tokenizer
 
-TRAINER_ROOMS = {"torch": "rolloutpipe_torch"}
+TRAINER_ROOMS = {"torch": "rolloutpipe_torch", "jax": "rolloutpipe_jax"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

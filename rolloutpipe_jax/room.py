@@ -1,0 +1,47 @@
+"""Whether the trainer fits this machine, answered before anything starts. No JAX is imported: it would take the devices."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from common.config import Config
+from common.errors import ConfigError, explain
+from common.room import check_state_memory
+from rolloutpipe_jax.shape import read_shape
+
+_PACKAGES = ("jax", "flax", "optax", "orbax")
+_TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+
+
+def check_room(config: Config, model_dir: Path | None = None) -> None:
+    """Raises ConfigError where packages are missing, or devices or memory do not allow the mesh; heads and memory need
+    `model_dir`.
+    """
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        rule = f"needs packages that are not installed ({', '.join(missing)})"
+        raise ConfigError(explain("trainer", rule, config.trainer, "pip install 'rolloutpipe[jax]'"))
+    if config.training.attention == "splash" and not has_tpus():
+        raise ConfigError(explain("training.attention", "must be xla where there is no TPU", "splash", "say xla"))
+    if model_dir is not None:
+        check_heads(model_dir, config.training.tensor_parallel)
+        check_state_memory(config, model_dir)
+
+
+def check_heads(model_dir: Path, tensor_parallel: int) -> None:
+    """Raises ConfigError where heads cannot be shared out evenly."""
+    shape = read_shape(model_dir)
+    for what, heads in (("heads", shape.num_heads), ("key and value heads", shape.num_kv_heads)):
+        if heads % tensor_parallel:
+            rule = f"must divide the model's {heads} {what}"
+            raise ConfigError(explain("training.tensor_parallel", rule, tensor_parallel, "use a divisor, such as 1"))
+
+
+def has_tpus() -> bool:
+    """Whether this machine has a TPU."""
+    return any(Path(device).exists() for device in _TPU_DEVICES)
+
+
+def has_gpus() -> bool:
+    """Whether this machine has a GPU."""
+    return any(Path(device).exists() for device in _GPU_DEVICES)

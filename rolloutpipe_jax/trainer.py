@@ -1,0 +1,42 @@
+"""The JAX trainer: one process that drives all devices, behind the driver's side that it shares with the torch trainer."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common.batching import Plan, plan_micro_batches
+from common.config import Config
+from common.errors import UsageError, explain
+from common.ranks import Ranks
+from common.trainer import GroupTrainer
+from rolloutpipe_jax.batch import Rung, planned_length
+from rolloutpipe_jax.room import check_room, has_gpus
+
+
+async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> GroupTrainer:
+    """Start the process, load `model_dir` and compile for sequences of up to `max_model_len` tokens.
+
+    Ray must run. Its output goes to `log_dir`/trainer-rank-0.log. Raises ConfigError and DataError before anything starts,
+    TrainerError where the process died or took too long.
+    """
+    check_room(config, model_dir)
+    gpus = float(config.training.ranks) if has_gpus() else 0.0
+    ranks = Ranks("rolloutpipe_jax", config, model_dir.absolute(), log_dir.absolute(), num_processes=1, gpus_per_process=gpus)
+    try:
+        await ranks.join(config.limits.start_timeout_s)
+        (top,) = await ranks.call("warm_up", max_model_len)
+    except BaseException:
+        ranks.close()
+        raise
+    return GroupTrainer(config, ranks, planner(top, config.training.ranks // config.training.tensor_parallel))
+
+
+def planner(top: Rung, ranks: int) -> Callable[[Sequence[int]], Plan]:
+    """The common planner for `ranks` places on the mesh's `fsdp` axis, in shares of packed rows. `top` is the largest rung."""
+
+    def plan(lengths: Sequence[int]) -> Plan:
+        if max(lengths, default=0) > top.length:
+            rule = f"must be of at most the {top.length} tokens that the trainer was compiled for"
+            raise UsageError(explain("sequences", rule, max(lengths), "raise rollout.max_model_len"))
+        return plan_micro_batches([planned_length(length, top.length) for length in lengths], top.num_tokens, ranks)
+
+    return plan
