@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError, RayTaskError
 import rolloutpipe_torch
 from common.config import Config
 from common.errors import InputError, TrainerError
-from rolloutpipe_torch.process import die_with_parent, log_to
+from common.process import die_with_parent, log_to
 
 _GRACE_S = 3.0
 _ROOT = Path(rolloutpipe_torch.__file__).parents[1]

@@ -19,10 +19,10 @@ from common.config import Config
 from common.errors import ConfigError, DataError, TrainerError, UsageError, explain
 from common.grpo import LossRules, group_advantages, rewards_with_k1
 from common.records import Group, UpdateResult
+from common.schedule import learning_rate
 from common.spool import model_layout
 from rolloutpipe_torch.ranks import Ranks
 from rolloutpipe_torch.room import check_room, has_gpus
-from rolloutpipe_torch.schedule import learning_rate
 
 _STATE = "state.json"
 
