@@ -105,11 +105,22 @@ class Trainer(Protocol):
         ...
 
     async def save(self, directory: Path) -> None:
-        """Write all that a resume needs (weights, moments, step, schedule, RNG) into the new `directory`."""
+        """Capture all that a resume needs (weights, moments, step, schedule, RNG) for the new `directory`.
+
+        Returns when the state is captured: training may go on, also while it is still being written. A save before it
+        that is still open is awaited first.
+        """
+        ...
+
+    async def saved(self) -> None:
+        """Return when the last save is durable, and only then its directory exists; without an open save, at once.
+
+        Other calls may be made meanwhile. Raises what kept the save from being written; it is then lost.
+        """
         ...
 
     async def restore(self, directory: Path) -> None:
-        """Continue exactly where `save` was called, on any number of ranks."""
+        """Continue exactly where `save` was called, on any number of ranks. The save must have been awaited (`saved`)."""
         ...
 
     async def close(self) -> None:

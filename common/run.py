@@ -5,6 +5,7 @@
 The last version is exported and checked, but not sent to the engines: nothing will be sampled from it.
 """
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -65,6 +66,7 @@ class Run:
         self._groups = GroupWriter(run_dir.groups)
         self._round = 0  # the next one
         self._saved_round = 0  # rounds in the newest checkpoint
+        self._saving: asyncio.Task[None] | None = None  # of a checkpoint that is captured, and being written
         self._version = 0
 
     async def run(self, *, resume: bool = False) -> RunResult:
@@ -76,15 +78,14 @@ class Run:
         timeline.emit("phase", name=f"publishing weight version {self._version}")
         await parts.publisher.publish(self._version, None)
         try:
-            while self._round < self._config.rounds and (problems := self._draw()):
-                await Round(self._config, self._round_parts(), index=self._round, version=self._version).run(problems)
-                self._round += 1
-                if self._config.checkpoint.every and self._round % self._config.checkpoint.every == 0:
-                    await self._save()
-        finally:
-            self._groups.close()
-        if self._saved_round != self._round:
-            await self._save()
+            await self._run_rounds()
+            await self._end_save()
+            if self._saved_round != self._round:
+                await self._save()
+                await self._end_save()
+        except BaseException:
+            await self._end_save_soon()
+            raise
         self._write_model()
         result = RunResult(
             schedule=self._config.schedule,
@@ -94,6 +95,18 @@ class Run:
         )
         write_atomically(self._run_dir.result, json.dumps(result.to_json(), indent=1))
         return result
+
+    async def _run_rounds(self) -> None:
+        try:
+            while self._round < self._config.rounds and (problems := self._draw()):
+                await Round(self._config, self._round_parts(), index=self._round, version=self._version).run(problems)
+                self._round += 1
+                if self._saving is not None and self._saving.done():
+                    await self._end_save()  # where it failed, no further round is sampled
+                if self._config.checkpoint.every and self._round % self._config.checkpoint.every == 0:
+                    await self._save()
+        finally:
+            self._groups.close()
 
     def _round_parts(self) -> Parts:
         parts = self._parts
@@ -127,7 +140,8 @@ class Run:
         await (publisher.export if is_last else publisher.publish)(self._version, self._round)
 
     async def _save(self) -> None:
-        """A checkpoint of the rounds so far; an interrupted one counts for nothing."""
+        """Capture a checkpoint of the rounds so far; it is written while the next round samples."""
+        await self._end_save()
         self._parts.timeline.emit("phase", name="saving a checkpoint")
         directory = checkpoint_dir(self._run_dir, self._round)
         shutil.rmtree(directory, ignore_errors=True)
@@ -139,9 +153,29 @@ class Run:
             "sampler": self._sampler.state(),
             "workload": self._parts.workload.content_hash,
         }
-        write_atomically(directory / "state.json", json.dumps(state))
-        self._saved_round = self._round
+        self._saving = asyncio.create_task(self._finish_save(self._round, directory, json.dumps(state)))
+
+    async def _finish_save(self, num_rounds: int, directory: Path, state: str) -> None:
+        """Make the captured checkpoint count; one that is interrupted before its `state.json` counts for nothing."""
+        await self._parts.trainer.saved()
+        write_atomically(directory / "state.json", state)
+        self._saved_round = num_rounds
         prune(self._run_dir, self._config.checkpoint.keep)
+
+    async def _end_save(self) -> None:
+        """Wait for the open checkpoint; raises what kept it from being written. Cut off, it leaves the writing going on."""
+        if self._saving is not None:
+            await asyncio.wait((self._saving,))
+            saving, self._saving = self._saving, None
+            saving.result()
+
+    async def _end_save_soon(self) -> None:
+        """The same within the deadline of closing, after an error: that one is to be told, not what this one finds."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            await asyncio.wait((saving,), timeout=self._config.limits.close_timeout_s)
+            saving.cancel()
+            await asyncio.gather(saving, return_exceptions=True)
 
     async def _restore(self) -> None:
         checkpoint, state = newest_checkpoint(self._run_dir)

@@ -1,6 +1,6 @@
 """Trainer state on disk, without pickle: each rank writes its own rows of weights and moments as safetensors.
 
-    state.json                           counters, and the number of ranks that wrote (by the driver, `rolloutpipe_torch.trainer`)
+    state.json                           counters, and the number of ranks that wrote (by the driver, `common.trainer`)
     rank-00000-of-00002.safetensors      weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: the rows of rank 0
 
 FSDP2 gives rank r of n the rows [r * c, (r + 1) * c) of each tensor, c = ceil(rows / n). So any number of ranks can read

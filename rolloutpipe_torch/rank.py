@@ -1,9 +1,10 @@
-"""One rank of the trainer: in a Ray actor (`rolloutpipe_torch.ranks`), or a plain object in a test.
+"""One rank of the trainer: in a Ray actor (`common.ranks`), or a plain object in a test.
 
     listen (rank 0) -> join -> (accumulate* -> finish_update | abort_update)* ...
 
 Ranks decide nothing: what to compute, the denominator and the learning rate come from the driver, the same for all. Every
-method but `listen` and `abort_update` is a collective, so all ranks get the same calls in the same order.
+method but `listen`, `abort_update` and `saved` is a collective, so all ranks get the same calls in the same order. Shares of
+micro-batches come in a list, as a process may drive several ranks; here it drives one.
 """
 
 import os
@@ -13,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -98,8 +100,9 @@ class TrainerRank:
         """Copy the weights as the round's."""
         self._optimizer.keep()
 
-    def accumulate(self, micro_batches: MicroBatches) -> None:
-        """Add the gradient sums of these micro-batches; each backward pass reduces over ranks."""
+    def accumulate(self, shares: list[MicroBatches]) -> None:
+        """Add the gradient sums of this rank's micro-batches; each backward pass reduces over ranks."""
+        (micro_batches,) = shares
         batches = [to_batch(rows, self._device) for rows in micro_batches]
         olds = self._old_logprobs(batches)
         for batch, old in zip(batches, olds, strict=True):
@@ -150,16 +153,17 @@ class TrainerRank:
         self._optimizer.zero_grad()
 
     def logprobs(
-        self, micro_batches: MicroBatches, temperature: float, model: Literal["policy", "reference"] = "policy"
-    ) -> list[list[list[float]]]:
-        """Log-probs of each row's response tokens, by micro-batch."""
+        self, shares: list[MicroBatches], temperature: float, model: Literal["policy", "reference"] = "policy"
+    ) -> list[list[list[list[float]]]]:
+        """Log-probs of each row's response tokens, by share and micro-batch."""
+        (micro_batches,) = shares
         policy = self._policy if model == "policy" else self._reference
         assert policy is not None, "the reference is loaded where training.kl is set"
         scored = []
         for rows in micro_batches:
             values = self._score(policy, to_batch(rows, self._device), temperature)
             scored.append([values[index, : len(row.response_ids)].tolist() for index, row in enumerate(rows)])
-        return scored
+        return [scored]
 
     def export_weights(self, spool: Path, version: int) -> None:
         """Stream the weights into `spool`; rank 0 writes."""
@@ -169,18 +173,28 @@ class TrainerRank:
         """Write this rank's share into `directory`."""
         save_shard(directory, self._optimizer, self._rank, self._num_ranks)
 
+    def saved(self) -> None:
+        """Wait for the last save; nothing to wait for, as `save` returns when its file is written."""
+
     def restore(self, directory: Path, saved_ranks: int, num_steps: int) -> None:
         """Read this rank's share, whoever wrote it."""
         load_shard(directory, self._optimizer, self._rank, self._num_ranks, saved_ranks)
         self._optimizer.resume(num_steps)
         self.abort_update()
 
-    def gradients(self) -> dict[str, list[float]]:
-        """The gradient sums of the open update, flat, by name: for tests, and for comparing trainers."""
-        return {
-            name: full(param.grad).flatten().tolist() for name, param in self._optimizer.params.items() if param.grad is not None
-        }
+    def gradients(self) -> dict[str, np.ndarray]:
+        """The gradient sums of the open update, undivided, whole tensors by name: for tests, and for comparing trainers."""
+        return {name: _to_numpy(param.grad) for name, param in self._optimizer.params.items() if param.grad is not None}
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The float32 weights that the optimizer steps, likewise."""
+        return {name: _to_numpy(param.detach()) for name, param in self._optimizer.params.items()}
 
     def close(self) -> None:
         """Leave the process group; for a rank that shares its process with others after it."""
         dist.destroy_process_group()
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray:
+    """A copy of the whole tensor. A collective."""
+    return full(tensor).cpu().numpy().copy()

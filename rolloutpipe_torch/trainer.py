@@ -1,276 +1,31 @@
-"""The torch trainer as the round sees it: the driver's side of the ranks (`common.protocols.Trainer`).
+"""The torch trainer: `common.trainer` over FSDP2 ranks on this machine's cores (gloo) or GPUs (nccl). Imports no torch."""
 
-The driver turns groups into rows, plans the micro-batches of all ranks, counts the denominator and sets the learning rate.
-Ranks only compute, so they cannot disagree. No torch is imported here.
-"""
-
-import asyncio
-import json
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
-import ray
-
-from common.batching import Row, plan_micro_batches, rows_of
+from common.batching import Plan, plan_micro_batches
 from common.config import Config
-from common.errors import ConfigError, DataError, TrainerError, UsageError, explain
-from common.grpo import LossRules, group_advantages, rewards_with_k1
-from common.records import Group, UpdateResult
+from common.ranks import Ranks
 from common.spool import model_layout
-from rolloutpipe_torch.ranks import Ranks
+from common.trainer import GroupTrainer, check_advantages
 from rolloutpipe_torch.room import check_room, has_gpus
-from rolloutpipe_torch.schedule import learning_rate
-
-_STATE = "state.json"
 
 
-@dataclass(slots=True)
-class _OpenUpdate:
-    """What the driver counts of an update; the ranks hold its gradient sums."""
+async def start_trainer(config: Config, model_dir: Path, log_dir: Path) -> GroupTrainer:
+    """Start the ranks and load `model_dir`; output of rank N goes to `log_dir`/trainer-rank-N.log.
 
-    num_groups: int = 0
-    num_tokens: int = 0  # of rows with a loss
-    denominator: int = 0
-    kl_sum: float = 0.0  # k1 only: sampler - reference over `kl_tokens`
-    kl_tokens: int = 0
-    is_torn: bool = False  # a call was cancelled within: the ranks may have added what is not counted here
+    What a trainer room offers to `common.launch`, under the same name in each room. Ray must run
+    (`rolloutpipe_torch.cluster.start_ray`). Raises ConfigError and DataError before anything starts, DataError for a
+    model that cannot be loaded, TrainerError for a rank that died or took too long; then no rank is left.
+    """
+    check_advantages(config)
+    model_layout(model_dir)
+    check_room(config, model_dir)
+    training = config.training
+    ranks = Ranks("rolloutpipe_torch", config, model_dir, log_dir, num_processes=training.ranks, gpus_per_process=int(has_gpus()))
+    await ranks.join(config.limits.start_timeout_s)
 
+    def plan(lengths: Sequence[int]) -> Plan:
+        return plan_micro_batches(lengths, training.micro_batch_tokens, training.ranks)
 
-class TorchTrainer:
-    """Ranks on this machine's cores (gloo) or GPUs (nccl). Made by `start`."""
-
-    def __init__(self, config: Config, ranks: Ranks) -> None:
-        self._config, self._ranks = config, ranks
-        self._rules = LossRules.from_config(config)
-        self._update: _OpenUpdate | None = None
-        self._optimizer_step = 0
-
-    @classmethod
-    async def start(cls, config: Config, model_dir: Path, log_dir: Path) -> Self:
-        """Start the ranks and load `model_dir`; output of rank N goes to `log_dir`/trainer-rank-N.log.
-
-        Ray must run (`rolloutpipe_torch.cluster.start_ray`). Raises ConfigError and DataError before anything starts,
-        DataError for a model that cannot be loaded, TrainerError for a rank that died or took too long.
-        """
-        _check_advantages(config)
-        model_layout(model_dir)
-        check_room(config, model_dir)
-        if not ray.is_initialized():
-            raise UsageError(explain("TorchTrainer.start", "needs Ray to run", None, "call start_ray first"))
-        ranks = Ranks(config, model_dir.absolute(), log_dir.absolute(), on_gpu=has_gpus())
-        try:
-            await ranks.join(config.limits.start_timeout_s)
-        except BaseException:
-            ranks.close()
-            raise
-        return cls(config, ranks)
-
-    async def begin_round(self) -> None:
-        """Note that a round starts, and keep its weights where they will be needed after its first update."""
-        self._need_no_update("begin_round")
-        training = self._config.training
-        if training.importance_cap is not None and training.keep_round_weights and self._config.updates_per_round > 1:
-            await self._ranks.call("keep_round_weights")
-
-    async def begin_update(self) -> None:
-        """Open an update. The ranks' sums are empty already."""
-        self._need_no_update("begin_update")
-        self._update = _OpenUpdate()
-
-    async def accumulate(self, groups: Sequence[Group]) -> None:
-        """Add the gradient sums of whole groups.
-
-        Raises UsageError and ConfigError before anything was added, TrainerError where a rank failed: the update is lost.
-        """
-        update = self._need_update("accumulate")
-        if self._config.training.kl is not None and self._config.training.kl.kind == "k1":
-            rows = [row for group in groups for row in await self._rows_with_k1(group, update)]
-        else:
-            rows = [row for group in groups for row in rows_of(group)]
-        if rows:
-            micro_batches, _ = self._plan(rows)
-            try:
-                await self._ranks.call_each("accumulate", [(mine,) for mine in micro_batches])
-            except asyncio.CancelledError:
-                update.is_torn = True
-                raise
-        update.num_groups += len(groups)
-        update.num_tokens += sum(len(row.response_ids) for row in rows if row.is_counted and row.has_spread)
-        update.denominator += sum(self._rules.denominator(len(row.response_ids)) for row in rows if row.is_counted)
-
-    async def finish_update(self) -> UpdateResult:
-        """Divide once, clip, step. Where no token has a loss nothing is stepped: no momentum, no weight decay.
-
-        Raises TrainerError where the gradient is not finite; weights and moments are then as before.
-        """
-        update = self._need_update("finish_update")
-        training = self._config.training
-        lr = learning_rate(training, self._optimizer_step, self._config.total_updates)
-        has_loss = update.num_tokens > 0
-        self._update = None
-        results = await self._ranks.call("finish_update", update.denominator if has_loss else 0, lr)
-        grad_norm, sums = results[0][0], _merge([sums for _, sums in results])
-        if not grad_norm < float("inf"):
-            raise TrainerError(
-                f"gradient norm of optimizer step {self._optimizer_step + 1} is {grad_norm}; nothing was stepped: "
-                "look for extreme log-probs in the groups of this update"
-            )
-        self._optimizer_step += has_loss
-        return UpdateResult(
-            update_index=0,
-            optimizer_step=self._optimizer_step,
-            loss=sums.get("loss", 0.0) / update.denominator if has_loss else 0.0,
-            grad_norm=grad_norm,
-            num_groups=update.num_groups,
-            num_tokens=update.num_tokens,
-            metrics={"lr": lr, "denominator": float(update.denominator), **_metrics(sums, update)},
-        )
-
-    async def abort_update(self) -> None:
-        """Forget the open update; without one, nothing."""
-        if self._update is not None:
-            self._update = None
-            await self._ranks.call("abort_update")
-
-    async def logprobs(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[list[float]]:
-        """Log-probs of the second part of each (prompt ids, response ids) under the current weights."""
-        rows = [_bare_row(prompt, response) for prompt, response in sequences]
-        return await self._score(rows, temperature, "policy")
-
-    async def export_weights(self, spool: Path, version: int) -> None:
-        """Stream the weights into `spool` as `version`."""
-        await self._ranks.call("export_weights", spool.absolute(), version)
-
-    async def save(self, directory: Path) -> None:
-        """Write the state into the new `directory`, which appears when all of it is there.
-
-        Not within an update, and between rounds where the round's weights are kept: that copy is not saved.
-        """
-        self._need_no_update("save")
-        if directory.exists():
-            raise UsageError(explain("save", "must be given a new directory", str(directory), "choose another name"))
-        partial = directory.absolute().with_name(f"{directory.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
-        partial.mkdir(parents=True)
-        await self._ranks.call("save", partial)
-        state = {"optimizer_step": self._optimizer_step, "num_ranks": self._config.training.ranks}
-        (partial / _STATE).write_text(json.dumps(state), encoding="utf-8")
-        partial.rename(directory)
-
-    async def restore(self, directory: Path) -> None:
-        """Continue exactly where `save` was called, on any number of ranks.
-
-        Raises DataError; where it comes from a rank, the trainer's state is undefined and it must be closed.
-        """
-        self._need_no_update("restore")
-        state = _read_state(directory)
-        await self._ranks.call("restore", directory.absolute(), state["num_ranks"], state["optimizer_step"])
-        self._optimizer_step = state["optimizer_step"]
-
-    async def close(self) -> None:
-        """End all processes; idempotent."""
-        self._ranks.close()
-
-    def _plan(self, rows: Sequence[Row]) -> tuple[list[list[list[Row]]], list[list[list[int]]]]:
-        """(micro-batches, plan), both by rank and step."""
-        training = self._config.training
-        plan = plan_micro_batches([row.num_tokens for row in rows], training.micro_batch_tokens, training.ranks)
-        return [[[rows[index] for index in run] for run in steps] for steps in plan], plan
-
-    async def _score(self, rows: Sequence[Row], temperature: float, model: str) -> list[list[float]]:
-        """Log-probs of the response tokens of `rows`, in their order; of no token, none."""
-        scored: list[list[float]] = [[] for _ in rows]
-        places = [place for place, row in enumerate(rows) if row.response_ids]
-        if not places:
-            return scored
-        micro_batches, plan = self._plan([rows[place] for place in places])
-        answers = await self._ranks.call_each("logprobs", [(mine, temperature, model) for mine in micro_batches])
-        for steps, answer in zip(plan, answers, strict=True):
-            for run, values in zip(steps, answer, strict=True):
-                for index, row_values in zip(run, values, strict=True):
-                    scored[places[index]] = row_values
-        return scored
-
-    async def _rows_with_k1(self, group: Group, update: _OpenUpdate) -> list[Row]:
-        """Rows with advantages of the penalised rewards. The penalty counts as reward, so the spread test sees it."""
-        kl = self._config.training.kl
-        assert kl is not None
-        sampler = [sample.response.logprobs for sample in group.samples]
-        rows = [_bare_row(sample.request.prompt_ids, sample.response.token_ids) for sample in group.samples]
-        ref = await self._score(rows, self._config.sampling.temperature, "reference")
-        rewards = rewards_with_k1([sample.reward for sample in group.samples], sampler, ref, kl.coef)
-        update.kl_sum += sum(map(sum, sampler)) - sum(map(sum, ref))
-        update.kl_tokens += group.num_tokens
-        return rows_of(group, group_advantages(rewards, std=self._config.advantage_std))
-
-    def _need_update(self, call: str) -> _OpenUpdate:
-        if self._update is None:
-            raise UsageError(explain(call, "needs an open update", None, "call begin_update first"))
-        if self._update.is_torn:
-            raise UsageError(explain(call, "must not follow an accumulate that was cut off", None, "call abort_update first"))
-        return self._update
-
-    def _need_no_update(self, call: str) -> None:
-        if self._update is not None:
-            state = f"{self._update.num_groups} groups accumulated"
-            raise UsageError(explain(call, "must not come within an update", state, "call finish_update or abort_update first"))
-
-
-def _check_advantages(config: Config) -> None:
-    kl = config.training.kl
-    if kl is not None and kl.kind == "k1" and config.advantage_std == "batch":
-        rule = "must be `group` or `none` with training.kl.kind k1, which changes rewards group by group in the trainer"
-        raise ConfigError(explain("advantage_std", rule, "batch", "use advantage_std=group"))
-
-
-def _read_state(directory: Path) -> dict[str, int]:
-    try:
-        state = json.loads((directory / _STATE).read_text(encoding="utf-8"))
-        return {name: int(state[name]) for name in ("optimizer_step", "num_ranks")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = f"resume from an older checkpoint ({type(error).__name__}: {' '.join(str(error).split())})"
-        raise DataError(explain("checkpoint", "must be a directory that save wrote", str(directory), remedy)) from error
-
-
-def _bare_row(prompt: Sequence[int], response: Sequence[int]) -> Row:
-    """A row to be scored, not trained."""
-    if not prompt:
-        raise UsageError(explain("logprobs", "needs a prompt of at least one token", prompt, "start prompts with a BOS token"))
-    return Row(tuple(prompt), tuple(response), (0.0,) * len(response), 0.0, False, False)
-
-
-def _merge(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Sums over ranks, in rank order; maxima stay maxima."""
-    names = list(dict.fromkeys(name for part in parts for name in part))
-    return {name: (max if name.endswith("_max") else sum)(part.get(name, 0.0) for part in parts) for name in names}
-
-
-def _metrics(sums: dict[str, float], update: _OpenUpdate) -> dict[str, float]:
-    """Means from sums: over all response tokens, or over those with a loss."""
-    tokens, trained = max(1.0, sums.get("tokens", 0.0)), max(1.0, sums.get("trained_tokens", 0.0))
-    metrics: dict[str, Any] = {
-        "tokens": sums.get("tokens", 0.0),
-        "cpu_s": sums.get("cpu_s", 0.0),  # of all ranks, since the last update
-        "logprob_gap_max": sums.get("gap_max", 0.0),
-        "logprob_gap_mean": sums.get("gap_sum", 0.0) / tokens,
-        "kl_sampler": sums.get("kl_sampler_sum", 0.0) / tokens,
-        "entropy": sums.get("entropy_sum", 0.0) / tokens,
-        "ratio_mean": sums.get("ratio_sum", 0.0) / trained,
-        "clip_fraction": sums.get("clipped_sum", 0.0) / trained,
-    }
-    if "weight_sum" in sums:
-        metrics["importance_mean"] = sums["weight_sum"] / trained
-        metrics["importance_capped"] = sums["weight_capped_sum"] / trained
-    if "kl_ref_sum" in sums:
-        metrics["kl_ref"] = sums["kl_ref_sum"] / trained
-    elif update.kl_tokens:
-        metrics["kl_ref"] = update.kl_sum / update.kl_tokens
-    return metrics
-
-
-async def start_trainer(config: Config, model_dir: Path, log_dir: Path) -> TorchTrainer:
-    """What a trainer room offers to `common.launch`, under the same name in each room."""
-    return await TorchTrainer.start(config, model_dir, log_dir)
+    return GroupTrainer(config, ranks, plan)

@@ -95,9 +95,12 @@ async def check_trainer(trainer: Trainer, groups: Sequence[Group], layout: dict[
     assert result == 1, "the first finished update is optimizer step 1"
     one = await _checksums(trainer, directory / "one", layout)
     assert one != start
+    await trainer.saved()  # without an open save: nothing
     await trainer.save(directory / "saved")
-    await _update(trainer, groups[:1])
+    await _update(trainer, groups[:1])  # what is saved is captured, wherever the writing stands
     two = await _checksums(trainer, directory / "two", layout)
+    await trainer.saved()
+    await trainer.saved()
     await trainer.restore(directory / "saved")
     assert await _checksums(trainer, directory / "restored", layout) == one, "restore must bring the saved weights back"
     assert await _update(trainer, groups[:1]) == 2

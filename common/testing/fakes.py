@@ -163,11 +163,15 @@ class FakeEngine:
 class FakeTrainer:
     """Trains the one number: each update adds a hash of the groups, so another order or group is another weight.
 
-    `seconds(group)` is the loop's time of one accumulate, `finish_s` that of a step.
+    `seconds(group)` is the loop's time of one accumulate, `finish_s` that of a step, `write_s` that from a save until it
+    is durable.
     """
 
-    def __init__(self, *, seconds: Callable[[Group], float] = lambda group: 1.0, finish_s: float = 0.5) -> None:
-        self._seconds, self._finish_s = seconds, finish_s
+    def __init__(
+        self, *, seconds: Callable[[Group], float] = lambda group: 1.0, finish_s: float = 0.5, write_s: float = 0.0
+    ) -> None:
+        self._seconds, self._finish_s, self._write_s = seconds, finish_s, write_s
+        self._open_save: tuple[Path, str] | None = None
         self.weight = 1.0
         self.step = 0
         self._open: list[Group] | None = None
@@ -229,8 +233,19 @@ class FakeTrainer:
             writer.add("w", "float32", (1,), struct.pack("<f", self.weight))
 
     async def save(self, directory: Path) -> None:
+        await self.saved()
+        assert not directory.exists(), "save into a directory that exists"
+        self._open_save = (directory, f"{self.weight!r} {self.step}")
+
+    async def saved(self) -> None:
+        if (save := self._open_save) is None:
+            return
+        if self._write_s:
+            await asyncio.sleep(self._write_s)
+        self._open_save = None
+        directory, state = save
         directory.mkdir(parents=True)
-        (directory / "fake.txt").write_text(f"{self.weight!r} {self.step}")
+        (directory / "fake.txt").write_text(state)
 
     async def restore(self, directory: Path) -> None:
         weight, step = (directory / "fake.txt").read_text().split()

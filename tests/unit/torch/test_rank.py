@@ -37,8 +37,8 @@ def one_rank(model, **training):
 
 def gradient(rank, micro_batches):
     """The gradient sum of all parameters as one vector."""
-    rank.accumulate(micro_batches)
-    vector = np.concatenate([np.array(values) for values in rank.gradients().values()])
+    rank.accumulate([micro_batches])
+    vector = np.concatenate([values.ravel().astype(np.float64) for values in rank.gradients().values()])
     rank.abort_update()
     return vector
 
@@ -92,7 +92,7 @@ def test_the_check_catches_a_chunk_that_is_dropped(tiny_model, rows):
 def test_logprobs_are_those_of_transformers_at_the_temperature(tiny_model, rows):
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     with one_rank(tiny_model) as rank:
-        found = rank.logprobs([rows], 0.8)[0]
+        found = rank.logprobs([[rows]], 0.8)[0][0]
     for row, values in zip(rows, found, strict=True):
         ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
         with torch.no_grad():
@@ -121,46 +121,46 @@ def test_bfloat16_is_near_and_keeps_float32_weights(tiny_model, rows):
     with one_rank(tiny_model, dtype="bfloat16", activation_checkpointing=True) as rank:
         near = gradient(rank, chunks(rows, 2))
         assert {shard.dtype for shard in rank._optimizer.shards.values()} == {torch.float32}
-        before = rank.logprobs([rows], 1.0)
-        rank.accumulate([rows])
+        before = rank.logprobs([[rows]], 1.0)
+        rank.accumulate([[rows]])
         rank.finish_update(8, 1e-2)
-        assert rank.logprobs([rows], 1.0) != before  # no stale gathered weights after a pass without backward
+        assert rank.logprobs([[rows]], 1.0) != before  # no stale gathered weights after a pass without backward
     assert 1e-6 < distance(near, whole) < 0.1
 
 
 def test_old_logprobs_come_from_the_kept_weights_after_a_step(tiny_model, rows):
     with one_rank(tiny_model, importance_cap=2.0, keep_round_weights=True) as rank:
-        before = rank.logprobs([rows], 0.8)[0]
+        before = rank.logprobs([[rows]], 0.8)[0][0]
         rank.keep_round_weights()
-        rank.accumulate([rows])
+        rank.accumulate([[rows]])
         rank.finish_update(8, 1e-2)
-        after = rank.logprobs([rows], 0.8)[0]
+        after = rank.logprobs([[rows]], 0.8)[0][0]
         batch = rank_module.to_batch(rows, torch.device("cpu"))
         (old,) = rank._old_logprobs([batch])
         assert [old[index, : len(row.response_ids)].tolist() for index, row in enumerate(rows)] == before
-        assert rank.logprobs([rows], 0.8)[0] == after != before
+        assert rank.logprobs([[rows]], 0.8)[0][0] == after != before
 
 
 def test_reference_stays_while_the_policy_moves(tiny_model, rows):
     with one_rank(tiny_model, kl={"coef": 0.5}) as rank:
-        start = rank.logprobs([rows], 0.8)
-        assert rank.logprobs([rows], 0.8, "reference") == start
-        rank.accumulate([rows])
+        start = rank.logprobs([[rows]], 0.8)
+        assert rank.logprobs([[rows]], 0.8, "reference") == start
+        rank.accumulate([[rows]])
         rank.finish_update(8, 1e-2)
-        assert rank.logprobs([rows], 0.8, "reference") == start != rank.logprobs([rows], 0.8)
+        assert rank.logprobs([[rows]], 0.8, "reference") == start != rank.logprobs([[rows]], 0.8)
 
 
 def test_gradient_that_is_not_finite_steps_nothing(tiny_model, rows):
     with one_rank(tiny_model) as rank:
-        before = rank.logprobs([rows], 1.0)
+        before = rank.logprobs([[rows]], 1.0)
         bad = [
             rows[0],
             *(rank_module.Row(r.prompt_ids, r.response_ids, (-1e9,) * len(r.sampler), -1.0, True, True) for r in rows[1:]),
         ]
-        rank.accumulate([bad])
+        rank.accumulate([[bad]])
         norm, _ = rank.finish_update(8, 1e-2)
         assert not np.isfinite(norm)
-        assert rank.logprobs([rows], 1.0) == before
+        assert rank.logprobs([[rows]], 1.0) == before
 
 
 def broken(model, tmp_path, change):

@@ -3,7 +3,7 @@
 import pytest
 
 from common.config import TrainingConfig
-from rolloutpipe_torch.schedule import learning_rate
+from common.schedule import learning_rate
 
 
 def rates(schedule, warmup=2, total=6):
