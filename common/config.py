@@ -134,7 +134,9 @@ class TrainingConfig(Section):
     """The trainer."""
 
     ranks: int = Field(1, ge=1)  # processes (torch), or devices (jax)
-    tensor_parallel: int = Field(1, ge=1)  # jax only: devices that share heads; the other axis of the mesh shares weights and rows
+    tensor_parallel: int = Field(
+        1, ge=1
+    )  # jax only: devices that share heads; the other axis of the mesh shares weights and rows
     attention: Literal["xla", "splash"] | None = None  # jax only; None: splash on a TPU, else xla
     threads: int = Field(1, ge=1)  # CPU threads of one rank
     dtype: DType = "float32"  # compute; master weights and reductions stay float32

@@ -55,9 +55,7 @@ def _splash(mesh: Mesh | AbstractMesh, interpret: bool) -> Attention:
     def attend(query: Array, key: Array, value: Array, segments: Array) -> Array:
         return _splash_local(query, key, value, segments, interpret)
 
-    return jax.shard_map(
-        attend, mesh=mesh, in_specs=(heads, heads, heads, P("fsdp", None)), out_specs=heads, check_vma=False
-    )
+    return jax.shard_map(attend, mesh=mesh, in_specs=(heads, heads, heads, P("fsdp", None)), out_specs=heads, check_vma=False)
 
 
 def _splash_local(query: Array, key: Array, value: Array, segments: Array, interpret: bool) -> Array:
@@ -65,7 +63,7 @@ def _splash_local(query: Array, key: Array, value: Array, segments: Array, inter
     block = next(size for size in (SPLASH_BLOCK, 384, 256, SPLASH_ROW) if length % size == 0)
     kernel = make_splash_mha_single_device(
         mask=MultiHeadMask([CausalMask((length, length))] * heads),
-        block_sizes=BlockSizes(**{name: block for name in _BLOCKS}),
+        block_sizes=BlockSizes(**dict.fromkeys(_BLOCKS, block)),
         interpret=interpret,
     )
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax import Array
-from numpy.typing import NDArray
 
 from common.batching import Row
 
-Values = Array | NDArray[Any]
+Values = Any  # NumPy on the host, jax.Array on the devices
 _SHORTEST = 128  # tokens of the smallest rung: below it a program's fixed costs outweigh what a shorter row saves
 
 

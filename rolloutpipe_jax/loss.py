@@ -126,7 +126,10 @@ def _measure(batch: Batch, current: Array, total: Array, parts: _Parts, rules: L
         "clipped_sum": over_trained(outside),
     }
     if parts.weights is not None and rules.importance_cap is not None:
-        sums |= {"weight_sum": over_trained(parts.weights), "weight_capped_sum": over_trained(parts.weights >= rules.importance_cap)}
+        sums |= {
+            "weight_sum": over_trained(parts.weights),
+            "weight_capped_sum": over_trained(parts.weights >= rules.importance_cap),
+        }
     if parts.penalty is not None:
         sums["kl_ref_sum"] = over_trained(parts.penalty)
     return jax.lax.stop_gradient(sums)

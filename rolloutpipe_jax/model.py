@@ -9,7 +9,6 @@ log-probs are float32 whatever the model computes in.
 Axes: B rows, L tokens of a row, M scored places of a row, V vocabulary, D width, N layers, H heads, E width of a head.
 """
 
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -58,6 +58,4 @@ def compute_on(mesh: Mesh, attention: Kind, *, remat: bool, interpret: bool = Fa
         tokens = TP if x.shape[1] % tp == 0 else None
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(FSDP, tokens, None)))
 
-    return Compute(
-        attend=make_attention(attention, mesh, interpret=interpret), constrain=constrain, remat=remat, shards=fsdp
-    )
+    return Compute(attend=make_attention(attention, mesh, interpret=interpret), constrain=constrain, remat=remat, shards=fsdp)

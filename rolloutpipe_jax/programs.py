@@ -99,7 +99,8 @@ class Programs:
     def params(self) -> Abstract:
         """What the programs are compiled for: shapes, dtypes and places of the parameters."""
         return {
-            name: ShapeDtypeStruct(shape, jnp.float32, sharding=self.shardings[name]) for name, shape in self._skeleton.shapes.items()
+            name: ShapeDtypeStruct(shape, jnp.float32, sharding=self.shardings[name])
+            for name, shape in self._skeleton.shapes.items()
         }
 
     def moments(self) -> Abstract:

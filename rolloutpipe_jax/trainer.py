@@ -7,7 +7,7 @@ from common.batching import Plan, plan_micro_batches
 from common.config import Config
 from common.errors import UsageError, explain
 from common.ranks import Ranks
-from common.trainer import GroupTrainer
+from common.trainer import GroupTrainer, check_advantages
 from rolloutpipe_jax.batch import Rung, planned_length
 from rolloutpipe_jax.room import check_room, has_gpus
 
@@ -18,11 +18,12 @@ async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_mode
     Ray must run. Its output goes to `log_dir`/trainer-rank-0.log. Raises ConfigError and DataError before anything starts,
     TrainerError where the process died or took too long.
     """
+    check_advantages(config)
     check_room(config, model_dir)
     gpus = float(config.training.ranks) if has_gpus() else 0.0
-    ranks = Ranks("rolloutpipe_jax", config, model_dir.absolute(), log_dir.absolute(), num_processes=1, gpus_per_process=gpus)
+    ranks = Ranks("rolloutpipe_jax", config, model_dir, log_dir, num_processes=1, gpus_per_process=gpus)
+    await ranks.join(config.limits.start_timeout_s)
     try:
-        await ranks.join(config.limits.start_timeout_s)
         (top,) = await ranks.call("warm_up", max_model_len)
     except BaseException:
         ranks.close()
