@@ -7,7 +7,7 @@ Axes: B rows, L tokens of a row, H query heads, KV key and value heads (H a mult
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def _splash_local(query: Array, key: Array, value: Array, segments: Array, inter
     block = next(size for size in (SPLASH_BLOCK, 384, 256, SPLASH_ROW) if length % size == 0)
     kernel = make_splash_mha_single_device(
         mask=MultiHeadMask([CausalMask((length, length))] * heads),
-        block_sizes=BlockSizes(**dict.fromkeys(_BLOCKS, block)),
+        block_sizes=BlockSizes(**_blocks(block)),
         interpret=interpret,
     )
 
@@ -74,13 +74,7 @@ def _splash_local(query: Array, key: Array, value: Array, segments: Array, inter
     return jax.vmap(one_row)(query, key, value, segments)
 
 
-_BLOCKS = (
-    "block_q",
-    "block_kv",
-    "block_kv_compute",
-    "block_q_dkv",
-    "block_kv_dkv",
-    "block_kv_dkv_compute",
-    "block_q_dq",
-    "block_kv_dq",
-)
+def _blocks(size: int) -> dict[str, Any]:
+    """The same size for queries and keys, forward and backward."""
+    passes = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    return {f"block_{name}": size for name in passes}

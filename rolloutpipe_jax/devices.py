@@ -43,7 +43,7 @@ def count_compilations() -> Callable[[], int]:
     """From now on; the answer is asked for by calling what is returned."""
     count = 0
 
-    def listen(event: str, duration: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
         nonlocal count
         count += event == _COMPILED
 

@@ -168,7 +168,7 @@ class Policy(nnx.Module):
             return _score(hidden, head, targets, mask, temperature)
         parts = [_split(array, chunks, step) for array in (hidden, targets, mask)]
         found = jax.lax.map(jax.checkpoint(chunk), tuple(parts))
-        return tuple(array.swapaxes(0, 1).reshape(rows, -1)[:, :width] for array in found)  # type: ignore[return-value]
+        return tuple(array.swapaxes(0, 1).reshape(rows, -1)[:, :width] for array in found)
 
 
 def _split(array: Array, chunks: int, step: int) -> Array:
