@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from round_lab import RecordingTrainer
 from run_lab import Lab, run_run, workload_of
 from safetensors.numpy import load_file
 
-from common.errors import DataError, PublishError
+from common.errors import DataError, PublishError, TrainerError
 from common.rundir import finished_checkpoints
 from common.testing import FakeEngine
 from common.testing.fakes import hash_of
@@ -39,11 +40,28 @@ def start_of_save(number: int) -> Callable[[Event], bool]:
 
 
 class SlowSaver(RecordingTrainer):
-    """Can be interrupted while it saves."""
+    """Can be interrupted while it captures what it saves."""
 
     async def save(self, directory: Path) -> None:
         await super().save(directory)
         await asyncio.sleep(5)
+
+
+class SlowWriter(RecordingTrainer):
+    """Needs `write_s` until a save is durable; the last one then fails, where `error` is given."""
+
+    def __init__(self, write_s: float, error: str | None = None) -> None:
+        super().__init__(write_s=write_s)
+        self.error = error
+        self.written_s: list[float] = []
+
+    async def saved(self) -> None:
+        is_open = self._open_save is not None
+        await super().saved()
+        if is_open:
+            self.written_s.append(asyncio.get_running_loop().time())
+            if self.error is not None:
+                raise TrainerError(self.error)
 
 
 def resumed(root: Path, trainer: RecordingTrainer | None = None, **settings: object) -> Lab:
@@ -161,7 +179,7 @@ def test_checkpoints_come_every_n_rounds_and_at_the_end_and_old_ones_go(
 STOPS = [
     pytest.param(end_of_round(2), id="at the end of a round"),
     pytest.param(first_update_of_round(2), id="between two updates"),
-    pytest.param(start_of_save(3), id="while a checkpoint is saved"),
+    pytest.param(start_of_save(3), id="while a checkpoint is captured"),
     pytest.param(lambda event: event["kind"] == "publish" and event["version"] == 3, id="in a publish"),
     pytest.param(lambda event: event["kind"] == "response" and event["round"] == 2, id="in a rollout"),
 ]
@@ -169,18 +187,103 @@ STOPS = [
 
 @pytest.mark.parametrize("stop_when", STOPS)
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path: Path, stop_when: Callable[[Event], bool], every: int) -> None:
+@pytest.mark.parametrize(
+    ("make_trainer", "order"),
+    [
+        pytest.param(SlowSaver, "arrival", id="slow to capture"),
+        # All fakes are equally fast, and a timer more lets others of the same moment change places.
+        pytest.param(lambda: SlowWriter(0.5), "submission", id="written soon"),
+        pytest.param(lambda: SlowWriter(100), "submission", id="written late"),
+    ],
+)
+def test_a_resumed_run_ends_like_an_undisturbed_one(
+    tmp_path: Path, stop_when: Callable[[Event], bool], every: int, make_trainer: Callable[[], RecordingTrainer], order: str
+) -> None:
     """Rule 10: killed anywhere, resumed from the newest checkpoint, the same weights and samples in the end."""
-    settings = {"rounds": 5, "checkpoint": {"every": every}}
+    settings = {"rounds": 5, "checkpoint": {"every": every}, "group_order": order}
     undisturbed = run_run(_root(tmp_path, "a"), **settings)  # type: ignore[arg-type]
-    stopped = run_run(_root(tmp_path, "b"), trainer=SlowSaver(), stop_when=stop_when, **settings)  # type: ignore[arg-type]
+    stopped = run_run(_root(tmp_path, "b"), trainer=make_trainer(), stop_when=stop_when, **settings)  # type: ignore[arg-type]
     assert isinstance(stopped.error, asyncio.CancelledError)
+    if not finished_checkpoints(stopped.run_dir):
+        return  # none was durable within the deadline of closing: such a run starts anew
     again = resumed(_root(tmp_path, "b"), **settings)
     assert again.trainer.weight == undisturbed.trainer.weight and again.trainer.step == undisturbed.trainer.step
     assert again.result is not None and undisturbed.result is not None
     assert again.result.final_weights_sha256 == undisturbed.result.final_weights_sha256
     assert again.result.weight_version == 5
     assert again.trained_problems() == undisturbed.trained_problems()
+
+
+def test_the_next_round_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    trainer = SlowWriter(3.0)
+    settings: dict[str, object] = {"checkpoint": {"every": 2}, "group_order": "submission"}
+    lab = run_run(tmp_path, trainer=trainer, **settings)  # type: ignore[arg-type]
+    undisturbed = run_run(_root(tmp_path, "plain"), **settings)  # type: ignore[arg-type]
+    assert len(trainer.written_s) == 2
+    (start,), (end,) = lab.of("round_start", round=2), lab.of("round_end", round=2)
+    assert start["t"] < trainer.written_s[0] < end["t"]
+    assert end["t"] == undisturbed.of("round_end", round=2)[0]["t"]
+    assert lab.trainer.weight == undisturbed.trainer.weight
+    assert [path.name for path in finished_checkpoints(lab.run_dir)] == ["round-00002", "round-00003"]
+
+
+def test_a_checkpoint_holds_the_moment_of_its_capture(tmp_path: Path) -> None:
+    """Rule 10: what the next round draws while it is written is not part of it."""
+    settings: dict[str, object] = {"rounds": 4, "checkpoint": {"every": 2}, "group_order": "submission"}
+    undisturbed = run_run(_root(tmp_path, "a"), **settings)  # type: ignore[arg-type]
+    run_run(_root(tmp_path, "b"), trainer=SlowWriter(3.0), stop_when=first_update_of_round(3), **settings)  # type: ignore[arg-type]
+    again = resumed(_root(tmp_path, "b"), **settings)
+    assert [event["round"] for event in again.of("round_start")] == [2, 3]
+    assert again.trained_problems() == undisturbed.trained_problems()
+    assert again.trainer.weight == undisturbed.trainer.weight
+
+
+def test_the_next_checkpoint_waits_for_the_one_before(tmp_path: Path) -> None:
+    trainer = SlowWriter(50.0)
+    lab = run_run(tmp_path, trainer=trainer, checkpoint={"every": 1, "keep": 9})
+    assert [later - former for former, later in pairwise(trainer.written_s)] == pytest.approx([50.0, 50.0])
+    assert [path.name for path in finished_checkpoints(lab.run_dir)] == ["round-00001", "round-00002", "round-00003"]
+
+
+@pytest.mark.parametrize(("write_s", "names"), [(7.0, ["round-00001"]), (9.0, [])])
+def test_a_run_that_is_stopped_gives_an_open_checkpoint_the_deadline_of_closing(
+    tmp_path: Path, write_s: float, names: list[str]
+) -> None:
+    """limits.close_timeout_s is 8 s. A checkpoint that is not durable by then is none."""
+    stop = lambda event: event["kind"] == "round_start" and event["round"] == 1  # noqa: E731
+    lab = run_run(tmp_path, trainer=SlowWriter(write_s), checkpoint={"every": 1}, stop_when=stop)
+    assert isinstance(lab.error, asyncio.CancelledError)
+    assert [path.name for path in finished_checkpoints(lab.run_dir)] == names
+    assert (lab.run_dir.checkpoints / "round-00001").is_dir()
+    if not names:
+        again = resumed(tmp_path, checkpoint={"every": 1})
+        assert isinstance(again.error, DataError) and "needs a finished checkpoint" in str(again.error)
+
+
+def test_a_run_that_fails_keeps_the_checkpoint_that_was_being_written(tmp_path: Path) -> None:
+    trainer = SlowWriter(6.0)
+    trainer.fail_at = "r1/g0"
+    lab = run_run(tmp_path, trainer=trainer, checkpoint={"every": 1}, group_order="submission")
+    assert "planted failure at r1/g0" in str(lab.error)
+    assert [path.name for path in finished_checkpoints(lab.run_dir)] == ["round-00001"]
+
+
+@pytest.mark.parametrize(("write_s", "every", "rounds"), [(0.0, 3, 4), (2.0, 3, 4), (50.0, 3, 5), (50.0, 1, 2)])
+def test_a_checkpoint_that_cannot_be_written_stops_the_run_at_the_next_boundary(
+    tmp_path: Path, write_s: float, every: int, rounds: int
+) -> None:
+    """Known soon: when the next round is done; known late: when it is waited for, at the end or by the next save."""
+    lab = run_run(tmp_path, trainer=SlowWriter(write_s, error="disk full"), checkpoint={"every": every}, rounds=5)
+    assert isinstance(lab.error, TrainerError) and "disk full" in str(lab.error)
+    assert len(lab.of("round_end")) == rounds
+    assert finished_checkpoints(lab.run_dir) == [] and not lab.run_dir.model.exists()
+
+
+def test_the_error_of_the_run_is_told_not_that_of_its_open_checkpoint(tmp_path: Path) -> None:
+    trainer = SlowWriter(3.0, error="disk full")
+    trainer.fail_at = "r1/g0"
+    lab = run_run(tmp_path, trainer=trainer, checkpoint={"every": 1}, group_order="submission")
+    assert "planted failure at r1/g0" in str(lab.error)
 
 
 def test_each_prompt_is_trained_once_an_epoch_across_a_resume(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""A trainer room without a framework, for the tests of `common.ranks`."""
