@@ -92,7 +92,7 @@ async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closin
     start_pool, start_trainer = pool_room.start_pool, room_of(config, "trainer").start_trainer
     starts = [
         asyncio.create_task(keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len))),
-        asyncio.create_task(keep(lambda: start_trainer(config, model_dir, logs))),
+        asyncio.create_task(keep(lambda: start_trainer(config, model_dir, logs, prepared.max_model_len))),
         asyncio.create_task(verifier.start(config.limits.start_timeout_s)),
     ]
     try:

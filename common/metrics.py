@@ -1,7 +1,7 @@
 """The figures of a round, computed from its timeline events alone: one definition for live view, reports and simulator.
 
-`RoundCollector` takes events as they come (`Timeline.listen`); `collect_rounds` feeds it a recorded timeline. All
-durations are seconds. None means: not known, for example the end of a round that was killed.
+`RoundCollector` takes events as they come (`Timeline.listen`); `collect_rounds` feeds it a recorded timeline. All durations
+are seconds. None means: not known, as of a killed round's end.
 
     wait and compute      recorded trainer intervals, cut to [round start, end of the last update]
     waiting_ratio         wait / (wait + compute)
@@ -34,6 +34,7 @@ class RoundMetrics:
     trainer_wait_s: float = 0.0
     trainer_compute_s: float = 0.0
     trainer_cpu_s: float | None = None  # CPU seconds of all trainer ranks
+    compilations: float | None = None  # programs that the trainer compiled; the start's are in the first round
     waiting_ratio: float | None = None
     waiting_ratio_first: float | None = None
     publish_s: float = 0.0
@@ -229,15 +230,20 @@ class _Round:
 
     def _updates(self) -> dict[str, Any]:
         first = next((update for update in self.updates if update["update"] == 0), {})
-        cpu = [update["metrics"]["cpu_s"] for update in self.updates if "cpu_s" in (update.get("metrics") or {})]
         return {
             "logprob_gap_max": (first.get("metrics") or {}).get("logprob_gap_max"),
             "loss_mean": _mean([update["loss"] for update in self.updates]),
             "grad_norm_mean": _mean([update["grad_norm"] for update in self.updates]),
-            "trainer_cpu_s": sum(cpu) if cpu else None,
+            "trainer_cpu_s": self._sum_of("cpu_s"),
+            "compilations": self._sum_of("compilations"),
             "updates": len(self.updates),
             "optimizer_step": self.updates[-1]["optimizer_step"] if self.updates else None,
         }
+
+    def _sum_of(self, metric: str) -> float | None:
+        """Over the round's updates; None where none has it."""
+        values = [update["metrics"][metric] for update in self.updates if metric in (update.get("metrics") or {})]
+        return sum(values) if values else None
 
 
 class RoundCollector:

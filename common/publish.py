@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from common.config import Config
 from common.errors import PublishError
@@ -58,8 +58,8 @@ class Publisher:
         spool = await self.export(version, round_index)
         with self._phase("transfer", version, round_index):
             await self._bounded(self._engines.publish(version, spool), "transfer")
-        with self._phase("probe", version, round_index):
-            self.last_gap = await self._bounded(self._probe(version), "probe")
+        with self._phase("probe", version, round_index) as found:
+            self.last_gap = found["gap"] = await self._bounded(self._probe(version), "probe")
         if not self.last_gap <= self._max_gap:
             raise PublishError(
                 f"weight version {version}: after the publish an engine's log-probs differ from the trainer's by "
@@ -125,11 +125,13 @@ class Publisher:
         return prompt, await engine.generate(request, sampling)
 
     @contextmanager
-    def _phase(self, phase: str, version: int, round_index: int | None) -> Iterator[None]:
+    def _phase(self, phase: str, version: int, round_index: int | None) -> Iterator[dict[str, Any]]:
+        """Records the phase when it is done, with what the block has found."""
         start = self._timeline.now()
-        yield
+        found: dict[str, Any] = {}
+        yield found
         where = {} if round_index is None else {"round": round_index}
-        self._timeline.emit("publish", start=round(start, 6), phase=phase, version=version, **where)
+        self._timeline.emit("publish", start=round(start, 6), phase=phase, version=version, **where, **found)
 
     async def _bounded(self, call: Awaitable[Result], phase: str) -> Result:
         limit = self._config.limits.publish_timeout_s

@@ -8,12 +8,13 @@ The last version is exported and checked, but not sent to the engines: nothing w
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from common.config import Config
+from common.errors import TrainerError
 from common.metrics import RoundCollector, RoundMetrics
 from common.metrics_file import append_metrics, metrics_line, read_metrics
 from common.protocols import Engine, Problem, Trainer, Verifier
@@ -146,7 +147,7 @@ class Run:
         directory = checkpoint_dir(self._run_dir, self._round)
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        await self._parts.trainer.save(directory / "trainer")
+        await self._bounded(self._parts.trainer.save(directory / "trainer"), "save")
         state = {
             "round": self._round,
             "version": self._version,
@@ -157,7 +158,7 @@ class Run:
 
     async def _finish_save(self, num_rounds: int, directory: Path, state: str) -> None:
         """Make the captured checkpoint count; one that is interrupted before its `state.json` counts for nothing."""
-        await self._parts.trainer.saved()
+        await self._bounded(self._parts.trainer.saved(), "saved")
         write_atomically(directory / "state.json", state)
         self._saved_round = num_rounds
         prune(self._run_dir, self._config.checkpoint.keep)
@@ -180,11 +181,19 @@ class Run:
     async def _restore(self) -> None:
         checkpoint, state = newest_checkpoint(self._run_dir)
         check_same_problems(state, self._parts.workload.content_hash)
-        await self._parts.trainer.restore(checkpoint / "trainer")
+        await self._bounded(self._parts.trainer.restore(checkpoint / "trainer"), "restore")
         self._sampler.restore(state["sampler"])
         self._round, self._version = state["round"], state["version"]
         self._saved_round = self._round
         self._forget_later_rounds()
+
+    async def _bounded(self, call: Coroutine[Any, Any, None], name: str) -> None:
+        limit = self._config.limits.update_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                await call
+        except TimeoutError as error:
+            raise TrainerError(f"trainer call {name} did not end within limits.update_timeout_s ({limit:g} s)") from error
 
     def _forget_later_rounds(self) -> None:
         """Rounds after the checkpoint are sampled again; their first try must not stand beside the second."""

@@ -19,7 +19,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | wait | start, on (the trainer waits) |
 | compute | start, phase (accumulate, finish), update, group |
 | update | update, optimizer_step, loss, grad_norm, groups, is_short (fewer than U), tokens, metrics |
-| publish | start, phase (export, check, transfer, probe), version |
+| publish | start, phase (export, check, transfer, probe), version; of a probe gap, the largest log-prob gap in nats |
 | stall | message (the watchdog) |
 | round_end | books (rule 3: groups, refilled, trained, filtered, dropped, requests, finished, failed, cancelled) |
 

@@ -11,8 +11,10 @@ from common.trainer import GroupTrainer, check_advantages
 from rolloutpipe_torch.room import check_room, has_gpus
 
 
-async def start_trainer(config: Config, model_dir: Path, log_dir: Path) -> GroupTrainer:
+async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> GroupTrainer:
     """Start the ranks and load `model_dir`; output of rank N goes to `log_dir`/trainer-rank-N.log.
+
+    `max_model_len`, the longest sequence in tokens, is not needed here: torch takes sizes as they come.
 
     What a trainer room offers to `common.launch`, under the same name in each room. Ray must run
     (`rolloutpipe_torch.cluster.start_ray`). Raises ConfigError and DataError before anything starts, DataError for a

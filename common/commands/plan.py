@@ -34,7 +34,7 @@ def plan_rows(config: Config, prepared: Prepared) -> list[tuple[str, str]]:
         ("updates", f"{num_updates} a round of {per_update} groups" + (f", the last of {last}" if last != per_update else "")),
         ("frontier", f"{config.width} groups = {config.width * members} requests"),
         ("engines", f"{config.rollout.replicas} x {config.rollout.capacity} requests in flight, {config.rollout.dtype}"),
-        ("trainer", f"{config.trainer}, {config.training.ranks} ranks, loss {config.training.loss}, {config.training.dtype}"),
+        ("trainer", f"{config.trainer}, {_ranks(config)}, loss {config.training.loss}, {config.training.dtype}"),
         (
             "lengths",
             f"prompt up to {longest}, response up to {config.sampling.max_tokens}, engine context {prepared.max_model_len}",
@@ -43,6 +43,11 @@ def plan_rows(config: Config, prepared: Prepared) -> list[tuple[str, str]]:
         ("micro-batch", f"at most {config.training.micro_batch_tokens:,} padded tokens a rank"),
         ("checkpoint", f"about {_mib(12 * num_parameters)} (weights and two moments in float32)"),
     ]
+
+
+def _ranks(config: Config) -> str:
+    ranks, tp = config.training.ranks, config.training.tensor_parallel
+    return f"{ranks} ranks" if config.trainer == "torch" else f"{ranks} devices (fsdp {ranks // tp} x tp {tp})"
 
 
 def _size(shape: tuple[int, ...]) -> int:

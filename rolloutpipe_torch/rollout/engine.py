@@ -245,6 +245,7 @@ def set_environment(settings: EngineSettings) -> None:
         return
     os.environ.update(
         OMP_NUM_THREADS=str(settings.threads),
+        VLLM_TARGET_DEVICE="cpu",  # else an installed libtpu, there to compile for TPUs, is taken for one
         VLLM_CPU_KVCACHE_SPACE=str(settings.kv_cache_gb),  # else a share of all memory
         VLLM_CPU_OMP_THREADS_BIND="nobind",  # the operating system places; binding leaves the trainer less
         TORCH_COMPILE_DISABLE="1",  # else the sampler is compiled at the first request, for seconds

@@ -44,7 +44,7 @@ def config_of(model, ranks, **training):
 
 
 def start(model, logs, ranks):
-    return asyncio.run(start_trainer(config_of(model, ranks), model, logs))
+    return asyncio.run(start_trainer(config_of(model, ranks), model, logs, 64))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def trainers(tiny_model, tmp_path_factory, ray_runtime):
     directory = tmp_path_factory.mktemp("trainers")
 
     async def start_both():
-        started = [start_trainer(config_of(tiny_model, ranks), tiny_model, directory / f"logs{ranks}") for ranks in (1, 2)]
+        started = [start_trainer(config_of(tiny_model, ranks), tiny_model, directory / f"logs{ranks}", 64) for ranks in (1, 2)]
         return await asyncio.gather(*started)
 
     made = dict(zip((1, 2), asyncio.run(start_both()), strict=True))
@@ -265,4 +265,4 @@ def test_start_that_takes_too_long_ends_with_an_error(tiny_model, tmp_path):
     config = config_of(tiny_model, 1)
     config = config.model_copy(update={"limits": config.limits.model_copy(update={"start_timeout_s": 0.05})})
     with pytest.raises(TrainerError, match=r"did not start within 0\.05 s \(limits\.start_timeout_s\); see .*rank-0\.log"):
-        asyncio.run(start_trainer(config, tiny_model, tmp_path))
+        asyncio.run(start_trainer(config, tiny_model, tmp_path, 64))
