@@ -188,19 +188,21 @@ STOPS = [
 @pytest.mark.parametrize("stop_when", STOPS)
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(
-    ("make_trainer", "order"),
+    "make_trainer",
     [
-        pytest.param(SlowSaver, "arrival", id="slow to capture"),
-        # All fakes are equally fast, and a timer more lets others of the same moment change places.
-        pytest.param(lambda: SlowWriter(0.5), "submission", id="written soon"),
-        pytest.param(lambda: SlowWriter(100), "submission", id="written late"),
+        pytest.param(SlowSaver, id="slow to capture"),
+        pytest.param(lambda: SlowWriter(0.5), id="written soon"),
+        pytest.param(lambda: SlowWriter(100), id="written late"),
     ],
 )
 def test_a_resumed_run_ends_like_an_undisturbed_one(
-    tmp_path: Path, stop_when: Callable[[Event], bool], every: int, make_trainer: Callable[[], RecordingTrainer], order: str
+    tmp_path: Path, stop_when: Callable[[Event], bool], every: int, make_trainer: Callable[[], RecordingTrainer]
 ) -> None:
-    """Rule 10: killed anywhere, resumed from the newest checkpoint, the same weights and samples in the end."""
-    settings = {"rounds": 5, "checkpoint": {"every": every}, "group_order": order}
+    """Rule 10: killed anywhere, resumed from the newest checkpoint, the same weights and samples in the end.
+
+    All fakes are equally fast, and one timer more lets others of the same moment change places: hence the fixed order.
+    """
+    settings = {"rounds": 5, "checkpoint": {"every": every}, "group_order": "submission"}
     undisturbed = run_run(_root(tmp_path, "a"), **settings)  # type: ignore[arg-type]
     stopped = run_run(_root(tmp_path, "b"), trainer=make_trainer(), stop_when=stop_when, **settings)  # type: ignore[arg-type]
     assert isinstance(stopped.error, asyncio.CancelledError)
