@@ -38,15 +38,18 @@ class Compute:
 
 
 class Linear(nnx.Module):
-    """x @ kernel [in, out] + bias [out]; `stack` is a leading axis, (N,) for layers."""
+    """x @ weight [out, in] transposed + bias [out]; `stack` is a leading axis, (N,) for layers.
+
+    The Hugging Face layout, and the faster one: of it the gradient comes out without a transposition.
+    """
 
     def __init__(self, size_in: int, size_out: int, *, stack: tuple[int, ...] = (), has_bias: bool = False) -> None:
-        self.kernel = nnx.Param(jnp.zeros((*stack, size_in, size_out)))
+        self.weight = nnx.Param(jnp.zeros((*stack, size_out, size_in)))
         if has_bias:
             self.bias = nnx.Param(jnp.zeros((*stack, size_out)))
 
     def __call__(self, x: Array) -> Array:
-        y = x @ self.kernel[...]
+        y = jnp.einsum("...i,oi->...o", x, self.weight[...])
         return y + self.bias[...] if hasattr(self, "bias") else y
 
 
@@ -134,8 +137,11 @@ class Policy(nnx.Module):
         def layer(x: Array, weights: nnx.State) -> tuple[Array, None]:
             return compute.constrain(nnx.merge(graph, weights)(x, turns, segments, compute.attend)), None
 
-        # prevent_cse is for unrolled loops; within a scan it only costs time.
-        body = jax.checkpoint(layer, prevent_cse=False) if compute.remat else layer
+        # What is kept of a layer for its backward pass: nothing, or the products with weights. The rest is cheap to compute
+        # and dear to store. prevent_cse is for unrolled loops; within a scan it only costs time.
+        policies = jax.checkpoint_policies
+        kept = policies.nothing_saveable if compute.remat else policies.dots_with_no_batch_dims_saveable
+        body = jax.checkpoint(layer, prevent_cse=False, policy=kept)
         x, _ = jax.lax.scan(body, compute.constrain(self.embed_tokens[...][input_ids]), stacked)
         return self.norm(x)
 
@@ -216,7 +222,7 @@ def _turn(x: Array, turns: tuple[Array, Array]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """The model without weights. Parameters go by flat names, such as `layers.self_attn.q_proj.kernel`."""
+    """The model without weights. Parameters go by flat names, such as `layers.self_attn.q_proj.weight`."""
 
     graph: nnx.GraphDef[Policy]
     tree: Any  # how nnx arranges the parameters

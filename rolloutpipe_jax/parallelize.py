@@ -19,8 +19,8 @@ from rolloutpipe_jax.model import Compute
 
 FSDP, TP = "fsdp", "tp"
 # By the part of a parameter's name that says what it does; None is the axis of stacked layers. Norms lie whole everywhere.
-_COLUMNS = {"kernel": (None, FSDP, TP), "bias": (None, TP)}
-_ROWS = {"kernel": (None, TP, FSDP), "bias": (None, None)}
+_COLUMNS = {"weight": (None, TP, FSDP), "bias": (None, TP)}
+_ROWS = {"weight": (None, FSDP, TP), "bias": (None, None)}
 _RULES: dict[str, dict[str, tuple[str | None, ...]]] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), _COLUMNS),
     **dict.fromkeys(("o_proj", "down_proj"), _ROWS),

@@ -3,8 +3,7 @@
 | here | Hugging Face |
 | --- | --- |
 | `embed_tokens`, `norm.weight`, `lm_head` | `model.embed_tokens.weight`, `model.norm.weight`, `lm_head.weight` |
-| `layers.PART.kernel` [N, in, out] | `model.layers.I.PART.weight` [out, in] of each layer, transposed |
-| `layers.PART.bias`, `layers.NORM.weight` [N, out] | `model.layers.I.PART.bias`, `model.layers.I.NORM.weight` |
+| `layers.PART`, with a leading axis of N layers | `model.layers.0.PART` to `model.layers.N-1.PART` |
 
 A tied head is the embedding: it is read once and sent once. The model is never held twice: loading reads what each device
 keeps straight from the files, and export takes one tensor at a time.
@@ -40,8 +39,7 @@ class Entry:
     hf_name: str
     name: str
     layer: int | None  # place on the leading axis
-    is_transposed: bool
-    shape: tuple[int, ...]  # in the Hugging Face layout
+    shape: tuple[int, ...]
 
 
 def entries(shapes: Mapping[str, tuple[int, ...]]) -> list[Entry]:
@@ -52,13 +50,10 @@ def entries(shapes: Mapping[str, tuple[int, ...]]) -> list[Entry]:
 def _entries_of(name: str, shape: tuple[int, ...]) -> Iterator[Entry]:
     if not name.startswith(_STACK):
         hf_name = {"embed_tokens": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}.get(name, f"model.{name}")
-        yield Entry(hf_name, name, None, False, shape)
+        yield Entry(hf_name, name, None, shape)
         return
-    part, _, leaf = name.removeprefix(_STACK).rpartition(".")
-    is_kernel = leaf == "kernel"
     for layer in range(shape[0]):
-        hf_name = f"model.layers.{layer}.{part}.{'weight' if is_kernel else leaf}"
-        yield Entry(hf_name, name, layer, is_kernel, shape[:0:-1] if is_kernel else shape[1:])
+        yield Entry(f"model.layers.{layer}.{name.removeprefix(_STACK)}", name, layer, shape[1:])
 
 
 def check_layout(shapes: Mapping[str, tuple[int, ...]], layout: Mapping[str, TensorLayout], model_dir: Path) -> None:
@@ -96,15 +91,13 @@ def load_params(model_dir: Path, skeleton: Skeleton, mesh: Mesh) -> dict[str, Ar
 def _read(stored: list[Entry], where: Mapping[str, Any], index: tuple[slice, ...]) -> NDArray[np.float32]:
     """One device's part of a parameter."""
     if stored[0].layer is None:
-        return np.asarray(where[stored[0].hf_name].get_slice(stored[0].hf_name)[index], np.float32)
+        return _read_tensor(stored[0].hf_name, where, index)
     layers, *rest = index
-    return np.stack([_read_layer(entry, where, tuple(rest)) for entry in stored[layers]])
+    return np.stack([_read_tensor(entry.hf_name, where, tuple(rest)) for entry in stored[layers]])
 
 
-def _read_layer(entry: Entry, where: Mapping[str, Any], index: tuple[slice, ...]) -> NDArray[np.float32]:
-    part = where[entry.hf_name].get_slice(entry.hf_name)[index[::-1] if entry.is_transposed else index]
-    part = np.asarray(part, np.float32)
-    return part.T if entry.is_transposed else part
+def _read_tensor(name: str, where: Mapping[str, Any], index: tuple[slice, ...]) -> NDArray[np.float32]:
+    return np.asarray(where[name].get_slice(name)[index], np.float32)
 
 
 def export_weights(spool: Path, version: int, params: Mapping[str, Array], layout: Mapping[str, TensorLayout]) -> None:
@@ -119,8 +112,7 @@ def whole_tensors(params: Mapping[str, Array]) -> Iterator[tuple[str, NDArray[An
     """(Hugging Face name, array in its layout), gathered from the devices one at a time."""
     for entry in entries({name: value.shape for name, value in params.items()}):
         value = params[entry.name]
-        whole = np.asarray(value if entry.layer is None else _layer(value, entry.layer))
-        yield entry.hf_name, whole.T if entry.is_transposed else whole
+        yield entry.hf_name, np.asarray(value if entry.layer is None else _layer(value, entry.layer))
 
 
 @jax.jit
