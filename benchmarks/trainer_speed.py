@@ -89,6 +89,7 @@ def work(kind: str, case: Case, model: Path, threads: int) -> None:
         model={"path": str(model)},  # type: ignore[arg-type]
         training={"threads": threads, "micro_batch_tokens": BUDGET},  # type: ignore[arg-type]
         sampling={"max_tokens": max(case.lengths)},  # type: ignore[arg-type]
+        responses_per_group=len(case.lengths),
     )
     rank, shares = _torch(config, model, case) if kind == "torch" else _jax(config, model, case)
     print("ready", file=answers, flush=True)

@@ -58,18 +58,20 @@ class Spot:
     num_tokens: int
 
 
-def ladder(longest: int, budget: int, multiple: int) -> tuple[Rung, ...]:
-    """The sizes of a run, smallest first: of one row, halved again and again, then of 2, 4, 8 ... rows within `budget` tokens.
+def ladder(longest: int, budget: int, multiple: int, num_sequences: int) -> tuple[Rung, ...]:
+    """The sizes of a run, smallest first: one row, halved again and again; then 2, 3, 4, 6, 8, 12 ... rows.
 
-    `longest` is the length of the longest sequence in tokens; rows are a multiple of `multiple`.
+    `longest` is the length of the longest sequence in tokens, of which a device gets `num_sequences` at a time, or as many as
+    `budget` tokens hold. Rows are a multiple of `multiple`.
     """
     length = _round_up(longest, multiple)
-    most = max(1, budget // length)
+    most = max(1, min(budget // length, num_sequences))
     lengths = {length}
     while length // 2 >= _SHORTEST:
         length = _round_up(length // 2, multiple)
         lengths.add(length)
-    counts = {2**power for power in range(1, most.bit_length()) if 2**power <= most} | ({most} - {1})
+    steps = (count << power for power in range(most.bit_length()) for count in (2, 3))
+    counts = {most, *(count for count in steps if count < most)} - {1}
     return (*(Rung(1, each) for each in sorted(lengths)), *(Rung(count, max(lengths)) for count in sorted(counts)))
 
 

@@ -85,7 +85,9 @@ class TrainerRank:
         Returns the largest size of a micro-batch.
         """
         training = self._config.training
-        self._sizes = ladder(longest, training.micro_batch_tokens, self._multiple)
+        places = training.ranks // training.tensor_parallel
+        of_a_group = -(-self._config.responses_per_group // places)  # groups are accumulated one at a time
+        self._sizes = ladder(longest, training.micro_batch_tokens, self._multiple, of_a_group)
         self._programs.warm_up(self._sizes, training.threads)
         return self._sizes[-1]
 
