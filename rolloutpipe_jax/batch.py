@@ -18,7 +18,9 @@ import numpy as np
 from common.batching import Row
 
 Values = Any  # NumPy on the host, jax.Array on the devices
-_SHORTEST = 128  # tokens of the smallest rung: below it a program's fixed costs outweigh what a shorter row saves
+# Each rung costs the time to compile it. Below the shortest row a program's fixed costs outweigh what a shorter one saves.
+_HALVINGS = 3
+_SHORTEST = 128
 
 
 class Rung(NamedTuple):
@@ -59,17 +61,15 @@ class Spot:
 
 
 def ladder(longest: int, budget: int, multiple: int, num_sequences: int) -> tuple[Rung, ...]:
-    """The sizes of a run, smallest first: one row, halved again and again; then 2, 3, 4, 6, 8, 12 ... rows.
+    """The sizes of a run, smallest first: one row, halved up to three times; then 2, 3, 4, 6, 8, 12 ... rows.
 
     `longest` is the length of the longest sequence in tokens, of which a device gets `num_sequences` at a time, or as many as
     `budget` tokens hold. Rows are a multiple of `multiple`.
     """
     length = _round_up(longest, multiple)
     most = max(1, min(budget // length, num_sequences))
-    lengths = {length}
-    while length // 2 >= _SHORTEST:
-        length = _round_up(length // 2, multiple)
-        lengths.add(length)
+    halves = (_round_up(-(-length // 2**power), multiple) for power in range(1, _HALVINGS + 1))
+    lengths = {length, *(half for half in halves if half >= _SHORTEST)}
     steps = (count << power for power in range(most.bit_length()) for count in (2, 3))
     counts = {most, *(count for count in steps if count < most)} - {1}
     return (*(Rung(1, each) for each in sorted(lengths)), *(Rung(count, max(lengths)) for count in sorted(counts)))
@@ -94,6 +94,13 @@ def pick(sizes: Sequence[Rung], runs: Sequence[Sequence[Row]]) -> tuple[Rung, li
         if all(rows is not None and len(rows) <= rung.rows for rows in packed):
             return rung, [rows for rows in packed if rows is not None]
     raise AssertionError(f"a micro-batch of {[len(run) for run in runs]} sequences fits no rung of {sizes}")
+
+
+def cut(rung: Rung, runs: Sequence[Sequence[Row]]) -> list[list[list[list[Row]]]]:
+    """As many batches of this one size as `runs`, one a device, need: the packed rows of each device, by batch."""
+    packed = [_pack(run, rung.length) or [] for run in runs]
+    starts = range(0, max(map(len, packed)), rung.rows)
+    return [[rows[start : start + rung.rows] for rows in packed] for start in starts]
 
 
 def _pack(run: Sequence[Row], length: int) -> list[list[Row]] | None:

@@ -8,7 +8,7 @@ Programs are compiled ahead of time, so that a run compiles nothing once it is w
 for devices that are not there (`compile_check`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -53,12 +53,14 @@ class Programs:
         self._rows = NamedSharding(mesh, BATCH)
         self._compiled: dict[tuple[str, Rung | None, bool], Any] = {}
 
-    def warm_up(self, sizes: tuple[Rung, ...], num_threads: int) -> None:
-        """Compile all that a run can ask for; XLA compiles without Python's lock, so threads help."""
+    def warm_up(self, sizes: Sequence[Rung], score_size: Rung, num_threads: int) -> None:
+        """Compile all that a run can ask for: accumulation in `sizes`, scoring beside it where the loss needs that, and
+        scoring of its own in `score_size`. XLA compiles without Python's lock, so threads help.
+        """
         wanted: list[tuple[str, Rung | None, bool]] = [("step", None, False)]
-        for rung in sizes:
-            wanted += [("accumulate", rung, has_old) for has_old in ({False, self.has_old})]
-            wanted.append(("score", rung, False))
+        wanted += [("accumulate", rung, has_old) for rung in sizes for has_old in sorted({False, self.has_old})]
+        score_sizes = {score_size, *(sizes if self.has_old or self.has_ref else ())}
+        wanted += [("score", rung, False) for rung in sorted(score_sizes)]
         with ThreadPoolExecutor(num_threads) as threads:
             list(threads.map(lambda key: self._program(*key), wanted))
 

@@ -21,7 +21,7 @@ from common.config import Config
 from common.grpo import LossRules
 from common.spool import model_layout
 from rolloutpipe_jax.attention import SPLASH_ROW
-from rolloutpipe_jax.batch import Batch, Rung, Spot, ladder, pick, to_batch
+from rolloutpipe_jax.batch import Batch, Rung, Spot, cut, ladder, pick, to_batch
 from rolloutpipe_jax.checkpoint import Checkpoint
 from rolloutpipe_jax.devices import attention_of, count_compilations, set_up_devices
 from rolloutpipe_jax.model import skeleton
@@ -88,7 +88,8 @@ class TrainerRank:
         places = training.ranks // training.tensor_parallel
         of_a_group = -(-self._config.responses_per_group // places)  # groups are accumulated one at a time
         self._sizes = ladder(longest, training.micro_batch_tokens, self._multiple, of_a_group)
-        self._programs.warm_up(self._sizes, training.threads)
+        self._one_row = Rung(1, self._sizes[-1].length)
+        self._programs.warm_up(self._sizes, self._one_row, training.threads)
         return self._sizes[-1]
 
     def keep_round_weights(self) -> None:
@@ -99,7 +100,7 @@ class TrainerRank:
     def accumulate(self, shares: Sequence[MicroBatches]) -> None:
         """Add the gradient sums of these micro-batches, one list for each planner rank."""
         temperature = self._config.sampling.temperature
-        for batch, _ in self._batches(shares):
+        for batch in self._batches(shares):
             old = ref = None
             if self._programs.has_old and self._has_left_kept:
                 assert self._kept is not None
@@ -143,12 +144,17 @@ class TrainerRank:
         """Log-probs of each row's response tokens, by planner rank and micro-batch."""
         params = self._params if model == "policy" else self._reference
         assert params is not None, "the reference is loaded where training.kl is set"
-        scored: list[list[list[list[float]]]] = [[] for _ in shares]
-        for runs, (batch, spots) in zip(zip(*shares, strict=True), self._batches(shares), strict=True):
-            values = np.asarray(self._programs.score(params, batch, temperature))
-            for answers, run in zip(scored, runs, strict=True):
-                answers.append([_at(values, spots[id(row)]) for row in run])
-        return scored
+        steps = [self._score(params, runs, temperature) for runs in zip(*shares, strict=True)]
+        return [[[found[id(row)] for row in run] for run, found in zip(share, steps, strict=True)] for share in shares]
+
+    def _score(self, params: Params, runs: Sequence[list[Row]], temperature: float) -> dict[int, list[float]]:
+        """Log-probs of the response tokens of all rows of `runs`, by `id`; row by row, so that one program is enough."""
+        found: dict[int, list[float]] = {}
+        for packed in cut(self._one_row, runs):
+            batch, spots = to_batch(self._one_row, packed)
+            values = np.asarray(self._programs.score(params, self._programs.put(batch), temperature))
+            found |= {row: _at(values, spot) for row, spot in spots.items()}
+        return found
 
     def export_weights(self, spool: Path, version: int) -> None:
         """Stream the weights into `spool`."""
@@ -181,11 +187,11 @@ class TrainerRank:
         """End what runs in the background."""
         self._checkpoint.close()
 
-    def _batches(self, shares: Sequence[MicroBatches]) -> Iterator[tuple[Batch, dict[int, Spot]]]:
-        """The batches of each step, all ranks' together, on the devices."""
+    def _batches(self, shares: Sequence[MicroBatches]) -> Iterator[Batch]:
+        """The batch of each step, all ranks' together, on the devices."""
         for runs in zip(*shares, strict=True):
-            batch, spots = to_batch(*pick(self._sizes, runs))
-            yield self._programs.put(batch), spots
+            batch, _ = to_batch(*pick(self._sizes, runs))
+            yield self._programs.put(batch)
 
 
 def _at(values: NDArray[Any], spot: Spot) -> list[float]:
