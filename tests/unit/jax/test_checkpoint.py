@@ -1,5 +1,6 @@
 """Checkpoints of the JAX trainer: captured at once, written behind, read onto any mesh, and refused when they are not whole."""
 
+import gc
 import shutil
 import threading
 
@@ -96,14 +97,12 @@ def test_moments_are_part_of_it(wide_model, make_group, good):
     lab.update(make_group(2))
     expected = lab.rank.weights()
     lab.rank.restore(good, 1, 1)
-    fresh, _ = lab._start
     lab.update(make_group(2))
     assert all(np.array_equal(value, expected[name]) for name, value in lab.rank.weights().items())
     lab.rank.restore(good, 1, 1)
     lab.rank._moments = lab.rank._programs.init_moments(lab.rank._params)
     lab.update(make_group(2))
     assert not all(np.array_equal(value, expected[name]) for name, value in lab.rank.weights().items())
-    assert fresh
 
 
 # --- what is no checkpoint of this model
@@ -125,22 +124,17 @@ def test_a_checkpoint_of_another_model_names_the_tensor(wide_model, tiny_model, 
     assert "must hold tensor params/embed_tokens in this model's shape (48, 64) (here it is (45, 32))" in said
 
 
-@pytest.mark.parametrize(
-    ("change", "said"), [("more", "must not hold tensor params/extra"), ("less", "must hold tensor params/")]
-)
-def test_tensors_too_many_or_too_few_are_named(wide_model, good, change, said):
-    programs = on_mesh(wide_model, 1, 1).rank._programs
-    wanted = programs.params()
-    if change == "less":
-        wanted = {**wanted, "lm_head": wanted["embed_tokens"]}
-        said += "lm_head"
-    else:
-        wanted.pop("embed_tokens")
-        said = "must not hold tensor params/embed_tokens"
-    with pytest.raises(DataError, match=said):
+def test_tensors_too_many_or_too_few_are_named(wide_model, good):
+    wanted = on_mesh(wide_model, 1, 1).rank._programs.params()
+    check(good, {PARAMS: wanted})
+    with pytest.raises(DataError, match="must hold tensor params/lm_head, "):
+        check(good, {PARAMS: {**wanted, "lm_head": wanted["embed_tokens"]}})
+    wanted.pop("embed_tokens")
+    with pytest.raises(DataError, match="must not hold tensor params/embed_tokens, "):
         check(good, {PARAMS: wanted})
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax drops the reads that wait beside it
 @pytest.mark.parametrize("spoil", ["delete", "truncate"])
 @pytest.mark.parametrize("file", ["largest", "0/params/manifest.ocdbt", "0/moments/_METADATA"])
 def test_a_torn_checkpoint_is_told(wide_model, copy, file, spoil):
@@ -151,6 +145,7 @@ def test_a_torn_checkpoint_is_told(wide_model, copy, file, spoil):
     else:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert "must hold the trainer state of this model" in refusal(wide_model, copy)
+    gc.collect()
 
 
 def test_weights_without_moments_are_told(wide_model, copy):

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from common.errors import ConfigError, DataError
 from common.spool import model_layout
 from rolloutpipe_jax.convert import convert
-from tests.jax_lab import LocalRank, jax_config
+from rolloutpipe_jax.rank import TrainerRank
+from tests.jax_lab import jax_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -82,7 +83,8 @@ def test_another_dtype_is_rounded_as_torch_rounds_and_named_in_the_config(model,
 
 @pytest.mark.parametrize("place", ["round-00001", "round-00001/trainer"])
 def test_a_checkpoint_of_a_run_gives_the_trainers_weights(tiny_model, tmp_path, place):
-    rank = LocalRank(jax_config(tiny_model), tiny_model, longest=32).rank
+    rank = TrainerRank(jax_config(tiny_model), tiny_model, 0, 1)
+    rank.join()
     (tmp_path / "round-00001").mkdir()
     rank.save(tmp_path / "round-00001" / "trainer")
     rank.saved()
