@@ -114,6 +114,22 @@ def report(
 
 
 @app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Hugging Face or Orbax directory, or a checkpoint of a run.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="New directory, of the other kind.")],
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16; else as stored.")] = None,
+    like: Annotated[
+        Path | None, typer.Option("--like", metavar="HF_DIR", help="Whose config and tokenizer go with a checkpoint.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Convert weights between a Hugging Face directory and an Orbax directory, in the direction that SOURCE asks for."""
+    from common.commands.convert import convert as command
+
+    _write_json(json_file, command(source, target, Console(), dtype=dtype, like=like))
+
+
+@app.command()
 def doctor(json_file: JsonFile = None) -> None:
     """What is installed, what will run here, and what is missing."""
     from common.commands.doctor import doctor as command

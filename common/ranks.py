@@ -108,10 +108,11 @@ class Ranks:
         return [answer for part in parts if part is not None for answer in part]
 
     async def call_in_background(self, method: str, *args: Any) -> list[Any]:
-        """As `call`, for a method that takes long: other calls go on meanwhile."""
+        """As `call`, for a method that takes long: other calls go on meanwhile, and where it fails they go on too."""
         self._check_open()
         calls = [actor.background_call.options(concurrency_group=_BACKGROUND) for actor in self._actors]
-        return await self._gather({process: call.remote(method, *args) for process, call in enumerate(calls)})
+        refs = {process: call.remote(method, *args) for process, call in enumerate(calls)}
+        return await self._gather(refs, is_alone=True)
 
     def pids(self) -> list[int]:
         """Process ids in order."""
@@ -134,19 +135,21 @@ class Ranks:
         if self._error is not None:
             raise self._error
 
-    async def _gather(self, refs: dict[int, Any]) -> list[Any]:
+    async def _gather(self, refs: dict[int, Any], *, is_alone: bool = False) -> list[Any]:
+        """The answers. A failure ends all processes, unless the call `is_alone`: no other waits for it or uses its work."""
         calls = {process: asyncio.wrap_future(ref.future()) for process, ref in refs.items()}
         try:
             await asyncio.wait(calls.values(), return_when=asyncio.FIRST_EXCEPTION)
             if any(_failed(call) for call in calls.values()):
                 await asyncio.wait(calls.values(), timeout=_GRACE_S)
-                raise self._judge({process: call.exception() for process, call in calls.items() if _failed(call)})
+                errors = {process: call.exception() for process, call in calls.items() if _failed(call)}
+                raise self._judge(errors, is_alone=is_alone)
             return [call.result() for call in calls.values()]
         finally:
             for call in calls.values():
                 call.cancel()
 
-    def _judge(self, errors: dict[int, BaseException | None]) -> Exception:
+    def _judge(self, errors: dict[int, BaseException | None], *, is_alone: bool) -> Exception:
         """The error to raise for what the processes raised."""
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -159,14 +162,19 @@ class Ranks:
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, InputError):
             return cause  # bad input is not the process's fault, and it can go on
-        return self._fail(process, f"failed with {type(cause).__name__}: {_one_line(cause)}", error)
+        what = f"failed with {type(cause).__name__}: {_one_line(cause)}"
+        return self._error_of(process, what, error) if is_alone else self._fail(process, what, error)
 
     def _fail(self, process: int, what: str, cause: BaseException | None) -> TrainerError:
         # The others may hang in a collective, and their sums are worthless.
-        self._error = TrainerError(f"trainer rank {process} {what}; see {self._log(process)}")
-        self._error.__cause__ = cause
+        self._error = self._error_of(process, what, cause)
         self.close()
         return self._error
+
+    def _error_of(self, process: int, what: str, cause: BaseException | None) -> TrainerError:
+        error = TrainerError(f"trainer rank {process} {what}; see {self._log(process)}")
+        error.__cause__ = cause
+        return error
 
     def _log(self, process: int) -> Path:
         return self._log_dir / f"trainer-rank-{process}.log"

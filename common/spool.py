@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -199,16 +199,18 @@ def weights_sha256(spool: Path) -> str:
     return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
 
 
-def write_safetensors(spool: Path, directory: Path) -> None:
-    """Copy the weights under the names that transformers and vLLM look for."""
+def write_safetensors(spool: Path, directory: Path, *, move: bool = False) -> None:
+    """Copy the weights under the names that transformers and vLLM look for; `move` them where the spool is done with."""
+    bring: Callable[[Path, Path], object] = shutil.move if move else shutil.copyfile
     files = spool_files(spool)
     if len(files) == 1:
-        shutil.copyfile(files[0], directory / "model.safetensors")
+        bring(files[0], directory / "model.safetensors")
         return
+    total_size = sum(file.stat().st_size for file in files)
     names = {file.name: f"model-{number:05d}-of-{len(files):05d}.safetensors" for number, file in enumerate(files, 1)}
     for file in files:
-        shutil.copyfile(file, directory / names[file.name])
+        bring(file, directory / names[file.name])
     tensors = read_manifest(spool)
     weight_map = {name: names[str(entry["file"])] for name, entry in tensors.items()}
-    index = {"metadata": {"total_size": sum(file.stat().st_size for file in files)}, "weight_map": weight_map}
+    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")

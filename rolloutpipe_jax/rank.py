@@ -22,7 +22,7 @@ from common.grpo import LossRules
 from common.spool import model_layout
 from rolloutpipe_jax.attention import SPLASH_ROW
 from rolloutpipe_jax.batch import Batch, Rung, Spot, cut, ladder, pick, to_batch
-from rolloutpipe_jax.checkpoint import Checkpoint
+from rolloutpipe_jax.checkpoint import MOMENTS, PARAMS, Checkpoint, check, read
 from rolloutpipe_jax.devices import attention_of, count_compilations, set_up_devices
 from rolloutpipe_jax.model import skeleton
 from rolloutpipe_jax.optimizer import Params, adamw
@@ -169,10 +169,13 @@ class TrainerRank:
         self._checkpoint.wait()
 
     def restore(self, directory: Path, saved_ranks: int, num_steps: int) -> None:
-        """Read a state onto this mesh, whatever mesh wrote it."""
-        params, moments = self._checkpoint.restore(directory, self._programs.params(), self._programs.moments())
-        self._params, self._moments = params, moments
+        """Read a state onto this mesh, whatever mesh wrote it. Raises DataError; the state is then undefined."""
+        wanted = {PARAMS: self._programs.params(), MOMENTS: self._programs.moments()}
+        check(directory, wanted)
+        del self._params, self._moments  # two states need not fit
         self._kept, self._has_left_kept = None, False
+        found = read(directory, wanted)
+        self._params, self._moments = found[PARAMS], found[MOMENTS]
         self.abort_update()
 
     def gradients(self) -> dict[str, NDArray[Any]]:

@@ -17,15 +17,20 @@ def check_room(config: Config, model_dir: Path | None = None) -> None:
     """Raises ConfigError where packages are missing, or devices or memory do not allow the mesh; heads and memory need
     `model_dir`.
     """
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
-        rule = f"needs packages that are not installed ({', '.join(missing)})"
-        raise ConfigError(explain("trainer", rule, config.trainer, "pip install 'rolloutpipe[jax]'"))
+    check_packages("trainer", config.trainer)
     if config.training.attention == "splash" and not has_tpus():
         raise ConfigError(explain("training.attention", "must be xla where there is no TPU", "splash", "say xla"))
     if model_dir is not None:
         check_heads(model_dir, config.training.tensor_parallel)
         check_state_memory(config, model_dir, num_readers=0)
+
+
+def check_packages(field: str, value: str) -> None:
+    """Raises ConfigError that names the extra where a package of this room is missing; `field` is what asked for it."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        rule = f"needs packages that are not installed ({', '.join(missing)})"
+        raise ConfigError(explain(field, rule, value, "pip install 'rolloutpipe[jax]'"))
 
 
 def check_heads(model_dir: Path, tensor_parallel: int) -> None:

@@ -71,6 +71,8 @@ def read_shape(model_dir: Path) -> ModelShape:
             remedy = f"use one of {', '.join(FAMILIES)}, or trainer=torch"
             raise DataError(explain("model.path", "must be of an architecture that trainer=jax knows", architecture, remedy))
         return _shape(architecture, data)
+    except DataError:  # a ValueError too, and it says better what is wrong
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = f"copy the model's config.json again ({type(error).__name__}: {' '.join(str(error).split())})"
         raise DataError(explain("model.path", "must hold a readable config.json", str(file), remedy)) from error

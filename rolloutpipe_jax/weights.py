@@ -29,7 +29,7 @@ from rolloutpipe_jax.model import Skeleton
 from rolloutpipe_jax.parallelize import param_shardings
 
 _STACK = "layers."
-_DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,16 @@ def check_layout(shapes: Mapping[str, tuple[int, ...]], layout: Mapping[str, Ten
         if found.shape != shape:
             rule = f"must hold {name} in the shape that config.json gives it, {shape}"
             raise DataError(explain("model.path", rule, found.shape, "copy config.json and the weights from one model"))
-        if found.dtype not in _DTYPES:
-            rule = f"must hold {name} as one of {', '.join(_DTYPES)}"
+        if found.dtype not in DTYPES:
+            rule = f"must hold {name} as one of {', '.join(DTYPES)}"
             raise DataError(explain("model.path", rule, found.dtype, "convert the model with save_pretrained"))
 
 
-def load_params(model_dir: Path, skeleton: Skeleton, mesh: Mesh) -> dict[str, Array]:
-    """The weights of a checked model directory in float32, each device's part read from the files and no more."""
+def load_params(model_dir: Path, skeleton: Skeleton, mesh: Mesh, dtypes: Mapping[str, str] | None = None) -> dict[str, Array]:
+    """The weights of a checked model directory, each device's part read from the files and no more.
+
+    They are float32, or of the `dtypes` given by parameter.
+    """
     files = [safe_open(str(path), framework="np") for path in sorted(model_dir.glob("*.safetensors"))]
     where = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a mapping)
     stored: dict[str, list[Entry]] = {}
@@ -83,21 +86,23 @@ def load_params(model_dir: Path, skeleton: Skeleton, mesh: Mesh) -> dict[str, Ar
         stored.setdefault(entry.name, []).append(entry)
     shardings = param_shardings(skeleton.shapes, mesh)
     return {
-        name: jax.make_array_from_callback(shape, shardings[name], partial(_read, stored[name], where))
+        name: jax.make_array_from_callback(
+            shape, shardings[name], partial(_read, stored[name], where, DTYPES[dtypes[name] if dtypes else "float32"])
+        )
         for name, shape in skeleton.shapes.items()
     }
 
 
-def _read(stored: list[Entry], where: Mapping[str, Any], index: tuple[slice, ...]) -> NDArray[np.float32]:
+def _read(stored: list[Entry], where: Mapping[str, Any], dtype: Any, index: tuple[slice, ...]) -> NDArray[Any]:
     """One device's part of a parameter."""
     if stored[0].layer is None:
-        return _read_tensor(stored[0].hf_name, where, index)
+        return _read_tensor(stored[0].hf_name, where, dtype, index)
     layers, *rest = index
-    return np.stack([_read_tensor(entry.hf_name, where, tuple(rest)) for entry in stored[layers]])
+    return np.stack([_read_tensor(entry.hf_name, where, dtype, tuple(rest)) for entry in stored[layers]])
 
 
-def _read_tensor(name: str, where: Mapping[str, Any], index: tuple[slice, ...]) -> NDArray[np.float32]:
-    return np.asarray(where[name].get_slice(name)[index], np.float32)
+def _read_tensor(name: str, where: Mapping[str, Any], dtype: Any, index: tuple[slice, ...]) -> NDArray[Any]:
+    return np.asarray(where[name].get_slice(name)[index], dtype)
 
 
 def export_weights(spool: Path, version: int, params: Mapping[str, Array], layout: Mapping[str, TensorLayout]) -> None:
@@ -105,7 +110,7 @@ def export_weights(spool: Path, version: int, params: Mapping[str, Array], layou
     with SpoolWriter(spool, version) as writer:
         for name, array in whole_tensors(params):
             dtype = layout[name].dtype
-            writer.add(name, dtype, array.shape, np.ascontiguousarray(array, _DTYPES[dtype]).tobytes())
+            writer.add(name, dtype, array.shape, np.ascontiguousarray(array, DTYPES[dtype]).tobytes())
 
 
 def whole_tensors(params: Mapping[str, Array]) -> Iterator[tuple[str, NDArray[Any]]]:

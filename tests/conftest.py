@@ -51,17 +51,22 @@ def tiny_untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _save_tiny(tmp_path_factory.mktemp("untied"), tied=False, dtype="bfloat16")
 
 
-def _save_tiny(directory: Path, *, tied: bool, dtype: str = "float32") -> Path:
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as `tiny_model`, but every size of it can be shared by 8 devices, whatever their mesh."""
+    sizes = {"vocab_size": 48, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
+    return _save_tiny(tmp_path_factory.mktemp("wide"), tied=True, sizes=sizes)
+
+
+def _save_tiny(directory: Path, *, tied: bool, dtype: str = "float32", sizes: dict[str, int] | None = None) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
+    defaults = {"vocab_size": TINY_VOCAB, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = Qwen3Config(
-        vocab_size=TINY_VOCAB,
-        hidden_size=32,
+        **{**defaults, **(sizes or {})},
         intermediate_size=96,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=8,
         tie_word_embeddings=tied,
         initializer_range=0.3,  # a random model of the usual 0.02 gives nearly uniform log-probs, which hides mistakes

@@ -63,14 +63,25 @@ def test_a_call_in_the_background_takes_long_while_others_go_on_in_their_own_thr
     asyncio.run(scenario())
 
 
-def test_a_failure_in_the_background_is_the_cause_told_by_every_call(tmp_path):
+def test_a_failure_in_the_background_is_told_and_other_calls_go_on(tmp_path):
     async def scenario():
         async with started(tmp_path, 1) as ranks:
-            waiting = asyncio.ensure_future(ranks.call_in_background("wait_for", tmp_path / "now"))
-            other = asyncio.ensure_future(ranks.call("wait_for", tmp_path / "never"))
+            (tmp_path / "now").write_text("disk full")
+            with pytest.raises(TrainerError, match=r"trainer rank 0 failed with OSError: disk full; see .*rank-0\.log"):
+                await ranks.call_in_background("wait_for", tmp_path / "now")
+            assert await ranks.call("who") == [(0, 1)]
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_is_the_cause_told_by_every_later_call_and_by_what_waits_in_the_background(tmp_path):
+    async def scenario():
+        async with started(tmp_path, 1) as ranks:
+            waiting = asyncio.ensure_future(ranks.call_in_background("wait_for", tmp_path / "never"))
+            other = asyncio.ensure_future(ranks.call("wait_for", tmp_path / "now"))
             await asyncio.sleep(0)
             (tmp_path / "now").write_text("disk full")
-            for call in (waiting, other, ranks.call("who")):
+            for call in (other, waiting, ranks.call("who")):
                 with pytest.raises(TrainerError, match=r"trainer rank 0 failed with OSError: disk full; see .*rank-0\.log"):
                     await call
 
