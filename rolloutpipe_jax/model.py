@@ -11,6 +11,7 @@ Axes: B rows, L tokens of a row, M scored places of a row, V vocabulary, D width
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from common.spool import TensorLayout
 from rolloutpipe_jax.attention import Attention
-from rolloutpipe_jax.shape import Llama3Rope, ModelShape
+from rolloutpipe_jax.layout import check_layout
+from rolloutpipe_jax.shape import Llama3Rope, ModelShape, read_shape
 
 # float32 logits that one device holds at one time. A vocabulary of 151 936 then goes in chunks of 441 tokens.
 LOGIT_BYTES = 256 * 2**20
@@ -233,3 +236,12 @@ def skeleton(shape: ModelShape) -> Skeleton:
     names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)]
     leaves, tree = jax.tree.flatten(state)
     return Skeleton(graph, tree, {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)})
+
+
+def check_model(model_dir: Path, layout: Mapping[str, TensorLayout]) -> int:
+    """The size of the vocabulary. Raises DataError where this room cannot build the model, or where config.json and the
+    weights do not belong together. Reads no weights and touches no device: the driver, which asks, must not take them.
+    """
+    shape = read_shape(model_dir)
+    check_layout(skeleton(shape).shapes, layout, model_dir)
+    return shape.vocab_size
