@@ -1,8 +1,9 @@
-"""The compiled programs of a trainer: accumulate, score, step. Each is compiled once for each size of its arguments.
+"""The compiled programs of a trainer: accumulate, score, step, zeros. Each is compiled once for each size of its arguments.
 
     accumulate(params, sums, batch, old, ref) -> sums, measurements     gradient sums grow in place
     score(params, batch) -> log-probs                                   no gradient
     step(params, moments, sums, denominator, lr) -> params, moments, sums of zero, norm   all in place
+    zeros() -> sums of zero                                             for an update that is not stepped
 
 Programs are compiled ahead of time, so that a run compiles nothing once it is warm, and so that the same code can be compiled
 for devices that are not there (`compile_check`).
@@ -55,7 +56,7 @@ class Programs:
 
     def warm_up(self, sizes: tuple[Rung, ...], num_threads: int) -> None:
         """Compile all that a run can ask for; XLA compiles without Python's lock, so threads help."""
-        wanted: list[tuple[str, Rung | None, bool]] = [("step", None, False)]
+        wanted: list[tuple[str, Rung | None, bool]] = [("step", None, False), ("zeros", None, False)]
         for rung in sizes:
             wanted += [("accumulate", rung, has_old) for has_old in ({False, self.has_old})]
             wanted.append(("score", rung, False))
@@ -90,7 +91,8 @@ class Programs:
 
     def zeros(self) -> Params:
         """Gradient sums of zero."""
-        return jax.jit(self._zeros, out_shardings=self.shardings)()
+        result: Params = self._program("zeros")()
+        return result
 
     def put(self, batch: Batch) -> Batch:
         """A batch on the devices, rows shared."""
@@ -123,6 +125,8 @@ class Programs:
         """A program, traced but not compiled."""
         number = ShapeDtypeStruct((), jnp.float32)
         with jax.set_mesh(self._mesh):
+            if kind == "zeros":
+                return jax.jit(self._zeros, out_shardings=self.shardings).lower()
             if kind == "step":
                 outputs = (self.shardings, self._shardings_of(self.moments()), self.shardings, self._whole)
                 jitted = jax.jit(self._step, donate_argnums=(0, 1, 2), out_shardings=outputs)
