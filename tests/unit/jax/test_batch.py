@@ -29,10 +29,13 @@ def problems(draw):
     longest = draw(st.integers(2, 700))
     multiple = draw(st.sampled_from(MULTIPLES))
     budget = draw(st.integers(longest, 6 * longest))
-    lengths = draw(st.lists(st.integers(2, longest), max_size=24))
+    sizes = ladder(longest, budget, multiple)
+    # Many of one length, just above half or a third of a row, fill rows least well.
+    usual = min(longest, sizes[-1].length // draw(st.integers(1, 4)) + 1)
+    lengths = [usual] * draw(st.integers(0, 12)) + draw(st.lists(st.integers(2, longest), max_size=12))
     cuts = [draw(st.integers(1, length - 1)) for length in lengths]
     rows = [make_row(number, cut, length - cut) for number, (length, cut) in enumerate(zip(lengths, cuts, strict=True))]
-    return rows, ladder(longest, budget, multiple), draw(st.integers(1, 4))
+    return rows, sizes, draw(st.integers(1, 4))
 
 
 @given(st.integers(2, 5000), st.integers(1, 8), st.integers(0, 4999), st.sampled_from(MULTIPLES))
