@@ -25,10 +25,11 @@ from jax import ShapeDtypeStruct
 from common.errors import ConfigError, DataError, explain
 from common.spool import SpoolWriter, model_layout, write_safetensors
 from rolloutpipe_jax.checkpoint import PARAMS, Checkpoint, check, holds, read_tensor, stored
+from rolloutpipe_jax.layout import DTYPES, check_layout, entries
 from rolloutpipe_jax.model import Skeleton, skeleton
 from rolloutpipe_jax.parallelize import make_mesh, param_shardings
 from rolloutpipe_jax.shape import read_shape
-from rolloutpipe_jax.weights import DTYPES, check_layout, entries, load_params, whole_tensors
+from rolloutpipe_jax.weights import load_params, whole_tensors
 
 TO_ORBAX, TO_HUGGING_FACE = "huggingface-to-orbax", "orbax-to-huggingface"
 _TRAINER = "trainer"  # where a run's checkpoint has the trainer's state

@@ -21,6 +21,7 @@ from jax import Array
 
 from common.spool import TensorLayout
 from rolloutpipe_jax.attention import Attention
+from rolloutpipe_jax.layout import check_layout
 from rolloutpipe_jax.shape import Llama3Rope, ModelShape, read_shape
 
 # float32 logits that one device holds at one time. A vocabulary of 151 936 then goes in chunks of 441 tokens.
@@ -244,9 +245,9 @@ def skeleton(shape: ModelShape) -> Skeleton:
 
 
 def check_model(model_dir: Path, layout: Mapping[str, TensorLayout]) -> int:
-    """The size of the vocabulary. Raises DataError where config.json and the weights do not belong together; reads no weights."""
-    from rolloutpipe_jax.weights import check_layout  # which is made of this module
-
+    """The size of the vocabulary. Raises DataError where this room cannot build the model, or where config.json and the
+    weights do not belong together. Reads no weights and touches no device: the driver, which asks, must not take them.
+    """
     shape = read_shape(model_dir)
     check_layout(skeleton(shape).shapes, layout, model_dir)
     return shape.vocab_size

@@ -35,7 +35,7 @@ def step(
     A norm that is not finite steps nothing: the caller must look at it.
     """
     gradients = {name: value / denominator for name, value in sums.items()}
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     if max_norm is not None:
         clip = jnp.minimum(1.0, max_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
         gradients = {name: value * clip for name, value in gradients.items()}

@@ -1,8 +1,9 @@
-"""The compiled programs of a trainer: accumulate, score, step. Each is compiled once for each size of its arguments.
+"""The compiled programs of a trainer: accumulate, score, step, zeros. Each is compiled once for each size of its arguments.
 
     accumulate(params, sums, batch, old, ref) -> sums, measurements     gradient sums grow in place
     score(params, batch) -> log-probs                                   no gradient
     step(params, moments, sums, denominator, lr) -> params, moments, sums of zero, norm   all in place
+    zeros() -> sums of zero                                             for an update that is not stepped
 
 Programs are compiled ahead of time, so that a run compiles nothing once it is warm, and so that the same code can be compiled
 for devices that are not there (`compile_check`).
@@ -57,7 +58,7 @@ class Programs:
         """Compile all that a run can ask for: accumulation in `sizes`, scoring beside it where the loss needs that, and
         scoring of its own in `score_size`. XLA compiles without Python's lock, so threads help.
         """
-        wanted: list[tuple[str, Rung | None, bool]] = [("step", None, False)]
+        wanted: list[tuple[str, Rung | None, bool]] = [("step", None, False), ("zeros", None, False)]
         wanted += [("accumulate", rung, has_old) for rung in sizes for has_old in sorted({False, self.has_old})]
         score_sizes = {score_size, *(sizes if self.has_old or self.has_ref else ())}
         wanted += [("score", rung, False) for rung in sorted(score_sizes)]
@@ -92,7 +93,8 @@ class Programs:
 
     def zeros(self) -> Params:
         """Gradient sums of zero."""
-        return jax.jit(self._zeros, out_shardings=self.shardings)()
+        result: Params = self._program("zeros")()
+        return result
 
     def put(self, batch: Batch) -> Batch:
         """A batch on the devices, rows shared."""
@@ -125,6 +127,8 @@ class Programs:
         """A program, traced but not compiled."""
         number = ShapeDtypeStruct((), jnp.float32)
         with jax.set_mesh(self._mesh):
+            if kind == "zeros":
+                return jax.jit(self._zeros, out_shardings=self.shardings).lower()
             if kind == "step":
                 outputs = (self.shardings, self._shardings_of(self.moments()), self.shardings, self._whole)
                 jitted = jax.jit(self._step, donate_argnums=(0, 1, 2), out_shardings=outputs)

@@ -11,6 +11,7 @@ from typing import Any
 from common.errors import ConfigError, DataError, explain
 
 FAMILIES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+_COPY = "copy the model's config.json again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ def read_shape(model_dir: Path) -> ModelShape:
         return _shape(architecture, data)
     except DataError:  # a ValueError too, and it says better what is wrong
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         remedy = f"copy the model's config.json again ({type(error).__name__}: {' '.join(str(error).split())})"
         raise DataError(explain("model.path", "must hold a readable config.json", str(file), remedy)) from error
 
@@ -84,7 +85,7 @@ def _shape(family: str, data: dict[str, Any]) -> ModelShape:
     heads = int(data["num_attention_heads"])
     bias = bool(data.get("attention_bias", False))
     theta, scaling = _rope(data)
-    return ModelShape(
+    shape = ModelShape(
         family=family,
         vocab_size=int(data["vocab_size"]),
         hidden_size=int(data["hidden_size"]),
@@ -101,6 +102,20 @@ def _shape(family: str, data: dict[str, Any]) -> ModelShape:
         has_o_bias=family != "Qwen2ForCausalLM" and bias,
         has_mlp_bias=family == "LlamaForCausalLM" and bool(data.get("mlp_bias", False)),
     )
+    _check_sizes(shape)
+    return shape
+
+
+def _check_sizes(shape: ModelShape) -> None:
+    """What no kernel's shape shows: that heads can be shared and halved."""
+    for key, value in (("num_hidden_layers", shape.num_layers), ("num_key_value_heads", shape.num_kv_heads)):
+        if value < 1:
+            raise DataError(explain("model.path", f"{key} of config.json must be 1 or more", value, _COPY))
+    if shape.num_heads < 1 or shape.num_heads % shape.num_kv_heads:
+        rule = f"num_attention_heads of config.json must be a multiple of its {shape.num_kv_heads} key and value heads"
+        raise DataError(explain("model.path", rule, shape.num_heads, _COPY))
+    if shape.head_dim < 2 or shape.head_dim % 2:
+        raise DataError(explain("model.path", "head_dim of config.json must be even", shape.head_dim, _COPY))
 
 
 def _refuse(data: dict[str, Any], key: str, allowed: set[object]) -> None:
