@@ -84,9 +84,13 @@ class TrainerRank:
 
         Returns the largest size of a micro-batch.
         """
-        training = self._config.training
-        self._sizes = ladder(longest, training.micro_batch_tokens, self._multiple)
-        self._programs.warm_up(self._sizes, training.threads)
+        top = self.fit(longest)
+        self._programs.warm_up(self._sizes, self._config.training.threads)
+        return top
+
+    def fit(self, longest: int) -> Rung:
+        """Fix the sizes of micro-batches, as `warm_up` does; each program is then compiled when it is first needed."""
+        self._sizes = ladder(longest, self._config.training.micro_batch_tokens, self._multiple)
         return self._sizes[-1]
 
     def keep_round_weights(self) -> None:
