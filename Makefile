@@ -3,6 +3,7 @@
 # make compare  schedules side by side, against their marks (6 minutes)
 # make seeds    the quickstart on three seeds, against its marks (6 minutes)
 # make proofs   bit-identical weights under all schedules, and interrupts (15 minutes)
+# make parity   50 updates on the torch and the JAX trainer, and the same answers from both models (5 minutes)
 # make bench    the scheduling core at a million requests, and the controller's own time (3 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
 
@@ -13,7 +14,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: run test lint types unit env compare seeds proofs bench clean help
+.PHONY: run test lint types unit env compare seeds proofs parity bench clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -42,6 +43,9 @@ seeds: $(STAMP)
 proofs: $(STAMP)
 	$(BIN)/python benchmarks/bit_identity.py
 	$(BIN)/python -m pytest -m slow
+
+parity: $(STAMP)
+	$(BIN)/python benchmarks/parity_50.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/core_scale.py

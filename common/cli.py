@@ -103,6 +103,30 @@ def compare(
 
 
 @app.command()
+def parity(
+    source: Annotated[Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="Sample groups for it, or take its recorded ones.")],
+    overrides: Overrides = None,
+    updates: Annotated[int, typer.Option("--updates", metavar="N", help="At most so many optimizer steps.")] = 10,
+    losses: Annotated[str, typer.Option("--losses", help="`all`, or comma-separated.")] = "all",
+    grad_tolerance: Annotated[float, typer.Option(help="Of gradients at the first update; later 50 times as much.")] = 1e-5,
+    param_tolerance: Annotated[float, typer.Option(help="Of parameters after any update.")] = 5e-5,
+    json_file: JsonFile = None,
+) -> None:
+    """Train the torch and the JAX trainer on the same groups from the same weights, and compare each update."""
+    from common.commands import parity as command
+    from common.parity_input import parity_input
+
+    console = Console()
+    names, num_updates = command.parse_losses(losses), command.parse_updates(updates)
+    tolerances = command.Tolerances(gradients=grad_tolerance, params=param_tolerance)
+    given = parity_input(source, overrides or [], num_updates, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    result = command.parity(given, names, tolerances, console)
+    _write_json(json_file, result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+@app.command()
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of train, or of compare.")],
     json_file: JsonFile = None,
@@ -168,7 +192,9 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """The exit code; every expected failure is one line on stderr."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # libraries must not write across the live display
+    # Libraries must not write across the live display.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         code = int(app(arguments or ["--help"], standalone_mode=False) or 0)
         return _interrupted() if code == 130 else code  # Typer's answer to Ctrl-C; before 0.20 it raised Abort

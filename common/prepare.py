@@ -33,14 +33,17 @@ class Prepared:
     max_model_len: int  # tokens of prompt and response together
 
 
-def prepare(config: Config, report: Callable[[str], None] = lambda line: None) -> Prepared:
-    """Build or find the model, load the problems, check what must fit. Raises ConfigError and DataError, each one line."""
-    check_room(config)
+def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *, has_engines: bool = True) -> Prepared:
+    """Build or find the model, load the problems, check what must fit. Raises ConfigError and DataError, each one line.
+
+    Without `has_engines`, no room is asked for them, and vLLM need not be installed.
+    """
+    check_room(config, has_engines=has_engines)
     _check_rewards(config)
     rows = read_rows(config.workload, config.rewards.function)
     model_dir = find_model(config, report)
     layout = model_layout(model_dir)
-    check_room(config, model_dir)
+    check_room(config, model_dir, has_engines=has_engines)
     num_tokens = room_of(config, "model").check_model(model_dir, layout)
     context = context_length(model_dir)
     if config.sampling.max_tokens >= context:
@@ -79,10 +82,11 @@ def room_of(config: Config, module: str) -> Any:
     return importlib.import_module(f"{TRAINER_ROOMS[config.trainer]}.{module}")
 
 
-def check_room(config: Config, model_dir: Path | None = None) -> None:
+def check_room(config: Config, model_dir: Path | None = None, *, has_engines: bool = True) -> None:
     """More ranks or engines than this machine has room for: ConfigError, within seconds; model memory needs `model_dir`."""
     room_of(config, "room").check_room(config, model_dir)
-    importlib.import_module("rolloutpipe_torch.rollout.pool").check_room(config, model_dir)
+    if has_engines:
+        importlib.import_module("rolloutpipe_torch.rollout.pool").check_room(config, model_dir)
 
 
 def _check_rewards(config: Config) -> None:

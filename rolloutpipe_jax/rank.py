@@ -84,12 +84,17 @@ class TrainerRank:
 
         Returns the largest size of a micro-batch.
         """
+        top = self.fit(longest)
+        self._programs.warm_up(self._sizes, self._one_row, self._config.training.threads)
+        return top
+
+    def fit(self, longest: int) -> Rung:
+        """Fix the sizes of micro-batches, as `warm_up` does; each program is then compiled when it is first needed."""
         training = self._config.training
         places = training.ranks // training.tensor_parallel
         of_a_group = -(-self._config.responses_per_group // places)  # groups are accumulated one at a time
         self._sizes = ladder(longest, training.micro_batch_tokens, self._multiple, of_a_group)
         self._one_row = Rung(1, self._sizes[-1].length)
-        self._programs.warm_up(self._sizes, self._one_row, training.threads)
         return self._sizes[-1]
 
     def keep_round_weights(self) -> None:

@@ -36,6 +36,9 @@ class Policy(nn.Module):
         self.prefix: str = causal_lm.base_model_prefix
         self.vocab_size: int = causal_lm.get_output_embeddings().weight.shape[0]
         self.body = causal_lm.base_model
+        # The library would give the row of the padding token no gradient, but padding goes by length (rule 8): where a sequence
+        # holds that token, the model wrote it.
+        causal_lm.get_input_embeddings().padding_idx = None
         setattr(causal_lm, self.prefix, _GivenHidden())
         self.head = causal_lm
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from common.batching import rows_of
 from common.records import Group
-from rolloutpipe_jax.batch import ladder
 from rolloutpipe_jax.rank import TrainerRank
 from rolloutpipe_jax.trainer import planner
 from tests.jax_lab import LocalRank, jax_config
@@ -28,9 +27,7 @@ class MeshRank(LocalRank):
         settings = {"micro_batch_tokens": 32, "weight_decay": 0.1, "max_grad_norm": 0.5, "loss": "dapo"}
         self.rank = TrainerRank(jax_config(model, fsdp, tp, **settings), model, 0, 1)
         self.rank.join()
-        self.rank._sizes = ladder(32, 32, 32, 1)  # in place of `warm_up`, which would compile more than is used here
-        self.rank._one_row = self.rank._sizes[-1]
-        self._plan = planner(self.rank._sizes[-1], fsdp)
+        self._plan = planner(self.rank.fit(32), fsdp)  # in place of `warm_up`, which would compile more than is used here
         self._start = jax.device_get((self.rank._params, self.rank._moments))
         self._places = jax.tree.map(lambda value: value.sharding, (self.rank._params, self.rank._moments))
 

@@ -96,7 +96,7 @@ def test_no_words_at_all_show_the_help(shell: Shell) -> None:
 
 def test_help_of_every_command_fits_the_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for command in ("train", "compare", "report", "convert", "doctor"):
+    for command in ("train", "compare", "parity", "report", "convert", "doctor"):
         code, out, _ = shell(command, "--help")
         assert code == 0 and all(len(line) <= 80 for line in out.splitlines())
 

@@ -199,3 +199,17 @@ def test_a_broken_model_directory_is_one_line_of_data_error(tiny_model, tmp_path
     with pytest.raises(DataError, match=r"^model\.path: must hold .*") as caught:
         rank_module.load_policy(model)
     assert "\n" not in str(caught.value)
+
+
+def test_the_padding_token_is_trained_as_any_other(tiny_model, tmp_path, rows):
+    """Rule 8: masks go by length. The library would leave that row of the embedding without the gradient of its look-ups."""
+    padded = tmp_path / "padded"
+    shutil.copytree(tiny_model, padded)
+    file = padded / "config.json"
+    token = rows[0].prompt_ids[0]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token_id": token}))
+    found = []
+    for model in (tiny_model, padded):
+        with one_rank(model) as rank:
+            found.append(gradient(rank, chunks(rows, 1)))
+    assert distance(found[1], found[0]) == 0.0
