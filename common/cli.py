@@ -137,6 +137,41 @@ def report(
     _write_json(json_file, command(run_dir, Console()))
 
 
+@app.command(name="compile-check")
+def compile_check(
+    topology: Annotated[str, typer.Option("--topology", metavar="SLICE", help="Such as v5e:2x4, v6e:2x4 or v5p:2x2x1.")],
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Such as qwen3-1.7b, or a directory with config.json.")],
+    seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens of a packed row.")] = 4096,
+    mesh: Annotated[
+        str | None, typer.Option("--mesh", metavar="fsdp=N,tp=M", help="By default all chips on fsdp.", show_default=False)
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", help="Rows of a micro-batch on each place of fsdp.")] = 1,
+    attention: Annotated[str, typer.Option("--attention", help="splash or xla.")] = "splash",
+    dtype: Annotated[str, typer.Option("--dtype", help="Of the computation: bfloat16 or float32.")] = "bfloat16",
+    loss: Annotated[str, typer.Option("--loss", help="As training.loss.")] = "grpo",
+    no_remat: Annotated[bool, typer.Option("--no-remat", help="Keep the activations of all layers.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Compile the JAX train step for a TPU that is not there: memory a chip, and whether it fits."""
+    from common.commands import compile_check as command
+
+    setup = command.make_setup(
+        topology=topology,
+        model=model,
+        mesh=mesh,
+        seq_len=seq_len,
+        rows=rows,
+        attention=attention,
+        dtype=dtype,
+        remat=not no_remat,
+        loss=loss,
+    )
+    result = command.check(setup, Console())
+    _write_json(json_file, result)
+    if not result["fits"]:
+        raise typer.Exit(1)
+
+
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Hugging Face or Orbax directory, or a checkpoint of a run.")],

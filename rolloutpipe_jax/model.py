@@ -24,7 +24,8 @@ from rolloutpipe_jax.attention import Attention
 from rolloutpipe_jax.layout import check_layout
 from rolloutpipe_jax.shape import Llama3Rope, ModelShape, read_shape
 
-# float32 logits that one device holds at one time. A vocabulary of 151 936 then goes in chunks of 441 tokens.
+# What scoring may hold on one device at one time: float32 logits, or hidden states where these are gathered. A vocabulary of
+# 151 936 then goes in chunks of 441 tokens a device.
 LOGIT_BYTES = 256 * 2**20
 
 
@@ -34,8 +35,12 @@ class Compute:
 
     attend: Attention
     constrain: Callable[[Array], Array] = lambda x: x  # says how hidden states [B, L, D] lie on the devices
+    look_up: Callable[[Array, Array], Array] = lambda table, ids: table[ids]  # [V, D], [B, L] -> [B, L, D]
+    share_head: Callable[[Array], Array] = lambda head: head  # lays out the head [V, D] for scoring, once a batch
+    share_scored: Callable[[Array], Array] = lambda x: x  # lays out the hidden states [B, M, D] of one chunk for scoring
+    share_logits: Callable[[Array], Array] = lambda logits: logits  # lays out the logits [B, M, V] of one chunk
     remat: bool = False  # compute a layer again in the backward pass instead of keeping its activations
-    shards: int = 1  # devices that share the rows of a batch
+    shards: int = 1  # devices that share the logits of a batch
 
 
 class Linear(nnx.Module):
@@ -143,7 +148,7 @@ class Policy(nnx.Module):
         policies = jax.checkpoint_policies
         kept = policies.nothing_saveable if compute.remat else policies.dots_with_no_batch_dims_saveable
         body = jax.checkpoint(layer, prevent_cse=False, policy=kept)
-        x, _ = jax.lax.scan(body, compute.constrain(self.embed_tokens[...][input_ids]), stacked)
+        x, _ = jax.lax.scan(body, compute.constrain(compute.look_up(self.embed_tokens[...], input_ids)), stacked)
         return self.norm(x)
 
     def head(self) -> Array:
@@ -164,20 +169,31 @@ class Policy(nnx.Module):
         """
         hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
         rows, width = targets.shape
-        step = max(1, min(width, LOGIT_BYTES // (4 * self.shape.vocab_size * max(1, rows // compute.shards))))
-        chunks = -(-width // step)
-        head = self.head()
+        chunks, step = _chunks(hidden.shape, self.shape.vocab_size, compute.shards)
+        head = compute.share_head(self.head())
 
         def chunk(parts: tuple[Array, Array, Array]) -> tuple[Array, Array]:
             x, target, seen = parts
             nothing = jnp.zeros(seen.shape), jnp.zeros(seen.shape)
-            return jax.lax.cond(seen.any(), lambda: _score(x, head, target, seen, temperature), lambda: nothing)
+            return jax.lax.cond(seen.any(), lambda: score(x, target, seen), lambda: nothing)
+
+        def score(x: Array, target: Array, seen: Array) -> tuple[Array, Array]:
+            logits = jnp.einsum("bmd,vd->bmv", compute.share_scored(x), head, preferred_element_type=jnp.float32)
+            return _score(compute.share_logits(logits) / temperature, target, seen)
 
         if chunks == 1:
-            return _score(hidden, head, targets, mask, temperature)
+            return score(hidden, targets, mask)
         parts = [_split(array, chunks, step) for array in (hidden, targets, mask)]
         found = jax.lax.map(jax.checkpoint(chunk), tuple(parts))
         return tuple(array.swapaxes(0, 1).reshape(rows, -1)[:, :width] for array in found)
+
+
+def _chunks(scored: tuple[int, ...], vocab_size: int, shards: int) -> tuple[int, int]:
+    """Number and width of the chunks that hidden states of shape [B, M, D] are scored in."""
+    rows, width, size = scored
+    of_logits, of_hidden = 4 * vocab_size * rows // shards, 4 * size * rows
+    chunks = -(-width // max(1, LOGIT_BYTES // max(of_logits, of_hidden, 1)))
+    return chunks, -(-width // chunks)
 
 
 def _split(array: Array, chunks: int, step: int) -> Array:
@@ -186,8 +202,7 @@ def _split(array: Array, chunks: int, step: int) -> Array:
     return jnp.pad(array, padding).reshape(array.shape[0], chunks, step, *array.shape[2:]).swapaxes(0, 1)
 
 
-def _score(hidden: Array, head: Array, targets: Array, mask: Array, temperature: Array) -> tuple[Array, Array]:
-    logits = jnp.einsum("bmd,vd->bmv", hidden, head, preferred_element_type=jnp.float32) / temperature
+def _score(logits: Array, targets: Array, mask: Array) -> tuple[Array, Array]:
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     fixed, base = jax.lax.stop_gradient((logits, normaliser))

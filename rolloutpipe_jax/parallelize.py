@@ -49,13 +49,34 @@ def param_shardings(shapes: Mapping[str, Sequence[int]], mesh: Mesh) -> dict[str
 
 
 def compute_on(mesh: Mesh, attention: Kind, *, remat: bool, interpret: bool = False) -> Compute:
-    """How a model is computed on `mesh`."""
-    fsdp, tp = mesh.shape[FSDP], mesh.shape[TP]
+    """How a model is computed on `mesh`.
+
+    The two tables of vocabulary x width are the largest weights, and neither they nor their gradients are ever whole on a
+    device. Looking up takes every token's share of the width from all devices; scoring gives each device a share of the
+    vocabulary, and every device the hidden states of one chunk of tokens.
+    """
+    attend = make_attention(attention, mesh, interpret=interpret)
+    if mesh.size == 1:
+        return Compute(attend, remat=remat)
+    tp = mesh.shape[TP]
+
+    def lay(x: Array, *axes: Any) -> Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*axes)))
 
     def constrain(x: Array) -> Array:
-        if fsdp * tp == 1:
-            return x
-        tokens = TP if x.shape[1] % tp == 0 else None
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(FSDP, tokens, None)))
+        return lay(x, FSDP, TP if x.shape[1] % tp == 0 else None, None)
 
-    return Compute(attend=make_attention(attention, mesh, interpret=interpret), constrain=constrain, remat=remat, shards=fsdp)
+    def look_up(table: Array, ids: Array) -> Array:
+        vocabulary, width = param_sharding("embed_tokens", table.shape, mesh).spec
+        return lay(lay(table, vocabulary, width)[lay(ids, None, None)], None, None, width)
+
+    def share_head(head: Array) -> Array:
+        return lay(head, (TP, FSDP), None)
+
+    def share_scored(x: Array) -> Array:
+        return lay(x, None, None, None)
+
+    def share_logits(logits: Array) -> Array:
+        return lay(logits, None, None, (TP, FSDP))
+
+    return Compute(attend, constrain, look_up, share_head, share_scored, share_logits, remat=remat, shards=mesh.size)

@@ -46,7 +46,12 @@ def _read(stored: list[Entry], where: Mapping[str, Any], dtype: Any, index: tupl
     if stored[0].layer is None:
         return _read_tensor(stored[0].hf_name, where, dtype, index)
     layers, *rest = index
-    return np.stack([_read_tensor(entry.hf_name, where, dtype, tuple(rest)) for entry in stored[layers]])
+    mine = stored[layers]
+    shape = [len(range(size)[part]) for size, part in zip(mine[0].shape, rest, strict=True)]
+    whole = np.empty((len(mine), *shape), dtype)  # filled layer by layer: stacking a list would hold all twice
+    for place, entry in enumerate(mine):
+        whole[place] = _read_tensor(entry.hf_name, where, dtype, tuple(rest))
+    return whole
 
 
 def _read_tensor(name: str, where: Mapping[str, Any], dtype: Any, index: tuple[slice, ...]) -> NDArray[Any]:

@@ -27,7 +27,7 @@ def make_rank(model, programs=None, **training):
     """A rank at its start; it compiles what it is asked for when it is asked, or takes over the `programs` of another."""
     rank = TrainerRank(jax_config(model, **CAREFUL | training), model, 0, 1)
     rank.join()
-    rank._sizes = SIZES
+    assert rank.fit(SIZES[-1].length) == SIZES[-1]
     rank._programs = programs or rank._programs
     return rank
 
@@ -163,7 +163,7 @@ def test_old_logprobs_are_those_of_the_kept_weights_after_a_step(rank, rows, mon
     monkeypatch.setattr(rank._programs, "accumulate", watched)
 
     def score():
-        batch, _ = next(rank._batches([[rows]]))
+        batch = next(rank._batches([[rows]]))
         return np.asarray(rank._programs.score(rank._params, batch, 0.9))[np.asarray(batch.mask)]
 
     start = score()
@@ -262,9 +262,9 @@ def test_after_the_first_update_nothing_is_compiled_for_any_rung(warm, make_grou
     used, pack = set(), rank._batches
 
     def watched(shares):
-        for batch, spots in pack(shares):
+        for batch in pack(shares):
             used.add(rank._programs._rung(batch))
-            yield batch, spots
+            yield batch
 
     rank._batches = watched
     warm.accumulate(*groups[2:4])
