@@ -1,20 +1,23 @@
 # make run      creates the environment and runs the quickstart
 # make test     the same environment, then lint, types and tests
 # make compare  schedules side by side, against their marks (6 minutes)
-# make seeds    the quickstart on three seeds, against its marks (6 minutes)
+# make seeds    the quickstart on three seeds with each trainer, against its marks (6 minutes)
 # make proofs   bit-identical weights under all schedules, and interrupts (15 minutes)
 # make parity   50 updates on the torch and the JAX trainer, and the same answers from both models (5 minutes)
+# make smollm2  a real model of 135 M parameters in JAX and in transformers (2 minutes)
+# make speed    tokens a second of the JAX and of the torch trainer (3 minutes)
 # make bench    the scheduling core at a million requests, and the controller's own time (3 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
 
 PYTHON ?= python3.11
 VENV ?= .venv
 PIP_FLAGS ?=
+CACHE = $(or $(ROLLOUTPIPE_CACHE),$(HOME)/.cache/rolloutpipe)
 TORCH_INDEX = https://download.pytorch.org/whl/cpu
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: run test lint types unit env compare seeds proofs parity bench clean help
+.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed bench clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -46,6 +49,13 @@ proofs: $(STAMP)
 
 parity: $(STAMP)
 	$(BIN)/python benchmarks/parity_50.py
+
+smollm2: $(STAMP)
+	scripts/smollm2 $(BIN)/python $(CACHE)/smollm2
+	ROLLOUTPIPE_SMOLLM2=$(CACHE)/smollm2 $(BIN)/python -m pytest -m slow -s tests/unit/jax/test_smollm2.py
+
+speed: $(STAMP)
+	$(BIN)/python benchmarks/trainer_speed.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/core_scale.py

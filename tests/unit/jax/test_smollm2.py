@@ -1,4 +1,4 @@
-"""A real model, SmolLM2-135M-Instruct, against transformers. ROLLOUTPIPE_SMOLLM2 names its directory (docs/architecture.md)."""
+"""A real model, SmolLM2-135M-Instruct, against transformers. `make smollm2` gets it and runs this; ROLLOUTPIPE_SMOLLM2 names its directory."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ LARGEST_GAP = 3e-4
 def test_logits_of_a_real_model_are_those_of_transformers():
     folder = os.environ.get("ROLLOUTPIPE_SMOLLM2")
     if folder is None:
-        pytest.skip("set ROLLOUTPIPE_SMOLLM2 to the directory of SmolLM2-135M-Instruct in float32")
+        pytest.skip("set ROLLOUTPIPE_SMOLLM2 to the directory of SmolLM2-135M-Instruct in float32, or call make smollm2")
     model_dir = Path(folder)
     assert check_model(model_dir, model_layout(model_dir)) == 49_152
     bones = skeleton(read_shape(model_dir))
