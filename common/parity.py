@@ -101,6 +101,7 @@ class Comparison:
     gradients: Difference  # of the sums, before the step
     params: Difference  # after the step
     mean_advantage: float  # mean |advantage| of the update's samples, the unit in which losses are compared
+    sampler_gap: float  # largest difference of torch's log-probs, before the step, from those that the groups came with
 
     @property
     def loss_gap(self) -> float:
@@ -192,6 +193,7 @@ async def compare(one: Side, other: Side, updates: Iterable[Update]) -> AsyncIte
             gradients=gradients,
             params=difference(one.rank.weights(), other.rank.weights()),
             mean_advantage=sum(advantages) / len(advantages),
+            sampler_gap=results[0].metrics["logprob_gap_max"],
         )
 
 

@@ -25,11 +25,12 @@ from rich.table import Table
 
 from common.config import Config, Loss
 from common.config_errors import validate
-from common.errors import ConfigError, explain
+from common.errors import ConfigError, DataError, explain
 from common.parity import Comparison, Difference, both, compare, longest_sequence, set_up_jax
 from common.parity_input import ParityInput
 
 LATER = 50.0
+SAME_MODEL = 0.5  # nats; bfloat16 engines are up to 0.26 off
 LOSS_TOLERANCE = 1e-4
 
 
@@ -119,8 +120,21 @@ def _with_training(config: Config, **training: Any) -> Config:
 
 
 async def _compare(given: ParityInput, config: Config) -> list[Comparison]:
+    rows: list[Comparison] = []
     with both(config, given.model_dir, longest_sequence(given.updates)) as (torch_side, jax_side):
-        return [row async for row in compare(torch_side, jax_side, given.updates)]
+        async for row in compare(torch_side, jax_side, given.updates):
+            if not rows:
+                check_model(given, row.sampler_gap)
+            rows.append(row)
+    return rows
+
+
+def check_model(given: ParityInput, gap: float) -> None:
+    """Groups of version 0 came from the model that both trainers start from, or this is another model's run."""
+    version = given.updates[0].groups[0].weight_version
+    if version == 0 and not gap <= SAME_MODEL:
+        rule = f"must be the model that the groups were sampled from (its log-probs differ from theirs by {gap:.1f} nats)"
+        raise DataError(explain("model", rule, str(given.model_dir), "give the run's own model, or leave model out"))
 
 
 def variant_table(name: str, rows: list[Comparison]) -> Table:

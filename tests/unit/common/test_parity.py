@@ -3,13 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.commands.parity import LATER, LOSS_TOLERANCE, Tolerances, short_name, variants
+from common.commands.parity import LATER, LOSS_TOLERANCE, Tolerances, check_model, short_name, variants
 from common.config import Config
-from common.parity import Comparison, Difference, cut, difference
+from common.errors import DataError
+from common.parity import Comparison, Difference, Update, cut, difference
+from common.parity_input import ParityInput
 from common.records import Group
 
 FINE = Comparison(
@@ -19,6 +22,7 @@ FINE = Comparison(
     gradients=Difference(1e-6, "a"),
     params=Difference(1e-6, "a"),
     mean_advantage=0.5,
+    sampler_gap=1e-5,
 )
 
 
@@ -79,3 +83,17 @@ def test_short_names_still_tell_tensors_apart() -> None:
         "lm_head.weight",
     ]
     assert [short_name(name) for name in names] == ["3.q_proj", "3.q_proj.bias", "norm", "lm_head"]
+
+
+def test_groups_of_another_model_are_refused(make_group: Callable[..., Group], tmp_path: Path) -> None:
+    """A model of the same vocabulary gives log-probs to the tokens that are nats away from those recorded."""
+
+    def given(version: int) -> ParityInput:
+        group = replace(make_group(0), weight_version=version)
+        return ParityInput(config=Config(model={"path": "m"}), model_dir=tmp_path, updates=(Update((group,)),))
+
+    check_model(given(0), 0.01)
+    check_model(given(3), 2.0)  # of weights that are not at hand
+    for gap in (2.0, math.nan):
+        with pytest.raises(DataError, match="must be the model that the groups were sampled from"):
+            check_model(given(0), gap)

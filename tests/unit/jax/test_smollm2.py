@@ -1,4 +1,7 @@
-"""A real model, SmolLM2-135M-Instruct, against transformers. `make smollm2` gets it and runs this; ROLLOUTPIPE_SMOLLM2 names its directory."""
+"""A real model, SmolLM2-135M-Instruct, against transformers.
+
+`make smollm2` gets it and runs this; ROLLOUTPIPE_SMOLLM2 names its directory.
+"""
 
 import os
 from pathlib import Path
