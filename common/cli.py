@@ -149,7 +149,9 @@ def compile_check(
     attention: Annotated[str, typer.Option("--attention", help="splash or xla.")] = "splash",
     dtype: Annotated[str, typer.Option("--dtype", help="Of the computation: bfloat16 or float32.")] = "bfloat16",
     loss: Annotated[str, typer.Option("--loss", help="As training.loss.")] = "grpo",
-    no_remat: Annotated[bool, typer.Option("--no-remat", help="Keep the activations of all layers.")] = False,
+    no_remat: Annotated[
+        bool, typer.Option("--no-remat", help="Keep the products with weights of all layers, not only what lies between layers.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compile the JAX train step for a TPU that is not there: memory a chip, and whether it fits."""

@@ -134,9 +134,7 @@ class TrainingConfig(Section):
     """The trainer."""
 
     ranks: int = Field(1, ge=1)  # processes (torch), or devices (jax)
-    tensor_parallel: int = Field(
-        1, ge=1
-    )  # jax only: devices that share heads; the other axis of the mesh shares weights and rows
+    tensor_parallel: int = Field(1, ge=1)  # jax only: of the ranks, those that share heads; the rest share rows
     attention: Literal["xla", "splash"] | None = None  # jax only; None: splash on a TPU, else xla
     threads: int = Field(1, ge=1)  # CPU threads of one rank
     dtype: DType = "float32"  # compute; master weights and reductions stay float32
@@ -154,7 +152,7 @@ class TrainingConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float | None = Field(1.0, gt=0)
     micro_batch_tokens: int = Field(16384, ge=1)  # padded prompt and response tokens of one forward pass on one rank
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool = False  # jax keeps a layer's products with weights without it, and nothing with it
 
 
 class LimitsConfig(Section):

@@ -176,7 +176,9 @@ def working_gib(setup: Setup) -> float:
     between = width * tokens * shape.hidden_size / setup.tp
     tables = (2 - shape.is_tied) * shape.vocab_size * shape.hidden_size
     gathered = width * (shape.num_params - tables) / shape.num_layers / setup.tp
-    kept = shape.num_layers * (between if setup.remat else layer)
+    kv = shape.num_kv_heads * shape.head_dim
+    products = between + width * tokens * (2 * inner + heads + 2 * kv + 2 * shape.hidden_size) / setup.tp
+    kept = shape.num_layers * (between if setup.remat else products)
     return (2 * cast + kept + layer + gathered) / GIB
 
 
