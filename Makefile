@@ -45,6 +45,7 @@ seeds: $(STAMP)
 
 proofs: $(STAMP)
 	$(BIN)/python benchmarks/bit_identity.py
+	$(BIN)/python benchmarks/bit_identity.py trainer=jax
 	$(BIN)/python -m pytest -m slow
 
 parity: $(STAMP)

@@ -1,8 +1,8 @@
 """Do the two trainers stay together? 50 updates of a quickstart run on both, then the same questions to both models.
 
-python benchmarks/parity_50.py [RUN_DIR] [--updates 50] [--prompts 100] [key=value ...]
+    python benchmarks/parity_50.py [--run RUN_DIR] [--updates 50] [--prompts 100] [key=value ...]
 
-Without RUN_DIR the quickstart is run first. Questions are new ones of the run's workload, answered greedily.
+Without a run directory the quickstart is run first. Questions are new ones of the run's workload, answered greedily.
 """
 
 import argparse
@@ -33,7 +33,7 @@ Answers = list[list[int]]
 def main() -> None:
     """Run, compare, ask, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run_dir", nargs="?", type=Path)
+    parser.add_argument("--run", dest="run_dir", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--prompts", type=int, default=100)
