@@ -1,4 +1,4 @@
-"""The rollout pool with real vLLM engines, against Hugging Face in float32. Two engine starts in all.
+"""The rollout pool with real vLLM engines, against Hugging Face in float32. One engine start, and one of the slow tests.
 
 Gaps: the same float32 weights in two implementations differ by rounding, about 1e-5 here; other weights by several nats.
 """
@@ -304,6 +304,7 @@ def test_killed_engine_is_one_line_and_leaves_no_process(tied: Served) -> None:
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.slow  # in short, an untied model is served by test_jax_end_to_end.py
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_of_an_untied_model_with_its_stop_tokens(untied: Served, temperature: float) -> None:
     batch = requests(24)
@@ -317,6 +318,7 @@ def test_logprobs_of_an_untied_model_with_its_stop_tokens(untied: Served, temper
         assert (response.finish_reason == FinishReason.STOP) == (response.token_ids[-1] in {1, 2, 3})
 
 
+@pytest.mark.slow
 def test_half_a_publish_ends_the_engine_and_names_the_tensor(untied: Served) -> None:
     name = "model.layers.2.mlp.down_proj.weight"
     version = untied.version + 1
