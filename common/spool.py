@@ -23,7 +23,7 @@ from safetensors import SafetensorError, TensorSpec, deserialize, safe_open, ser
 from common.errors import DataError, PublishError, explain
 
 MANIFEST = "manifest.json"
-SHARD_BYTES = 512 * 2**20
+SHARD_BYTES = 128 * 2**20  # also what a writer holds in memory
 # Names of dtypes as frameworks have them, and as safetensors files have them.
 _CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -37,7 +37,7 @@ class TensorLayout:
 
 
 class SpoolWriter:
-    """Streams tensors into shards of about 512 MiB, so the whole model is never held twice."""
+    """Streams tensors into shards of about 128 MiB, so the whole model is never held twice."""
 
     def __init__(self, spool: Path, version: int) -> None:
         spool.mkdir(parents=True, exist_ok=True)
