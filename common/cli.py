@@ -108,7 +108,7 @@ def parity(
     overrides: Overrides = None,
     updates: Annotated[int, typer.Option("--updates", metavar="N", help="At most so many optimizer steps.")] = 10,
     losses: Annotated[str, typer.Option("--losses", help="`all`, or comma-separated.")] = "all",
-    grad_tolerance: Annotated[float, typer.Option(help="Of gradients at the first update; later 50 times as much.")] = 1e-5,
+    grad_tolerance: Annotated[float, typer.Option(help="Of gradients at the first update; later 20 times as much.")] = 3e-5,
     param_tolerance: Annotated[float, typer.Option(help="Of parameters after any update.")] = 5e-5,
     json_file: JsonFile = None,
 ) -> None:
@@ -243,6 +243,8 @@ def run(arguments: list[str]) -> int:
         return _fail(1, str(error))
     except ModuleNotFoundError as error:
         return _fail(2, f"the package {error.name} is needed for this; `rolloutpipe doctor` says what to install")
+    except ImportError as error:
+        return _fail(2, f"a package that is needed for this is installed and cannot be imported ({error}); install it again")
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
 

@@ -91,7 +91,7 @@ class LiveDisplay:
 
 def round_line(metrics: RoundMetrics, progress: Progress) -> str:
     """A round in one line of plain text."""
-    of = f" ({progress.num_finished} of {progress.num_rounds})" if progress.num_rounds else ""
+    of = f" ({metrics.round + 1} of {progress.num_rounds})" if progress.num_rounds else ""
     groups = f"{metrics.groups_trained} groups trained, {metrics.groups_filtered} filtered, {metrics.groups_dropped} dropped"
     return (
         f"round {metrics.round}{of}: reward {number(metrics.reward_mean, 3)}, {seconds(metrics.r2t_end_s)} to train end, "
@@ -106,7 +106,7 @@ def _title(progress: Progress) -> Text:
         if part:
             title.append(f" · {part}", style="not bold")
     if progress.round is not None:
-        of = f" ({min(progress.num_finished + 1, progress.num_rounds)} of {progress.num_rounds})" if progress.num_rounds else ""
+        of = f" ({progress.round.number + 1} of {progress.num_rounds})" if progress.num_rounds else ""
         title.append(f" · round {progress.round.number}{of}", style="not bold")
     title.append(" ")
     return title

@@ -24,8 +24,8 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def small(value: float | None) -> str:
-    """Two significant digits, for gaps and norms."""
-    return DASH if value is None else f"{value:.2g}"
+    """Two significant digits, for gaps and norms: `2.4e-6`."""
+    return DASH if value is None else f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 def sparkline(values: list[float]) -> str:

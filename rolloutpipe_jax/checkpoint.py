@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import absl.logging
 import jax
 import orbax.checkpoint as ocp
 from jax import Array, ShapeDtypeStruct
@@ -23,6 +24,13 @@ from rolloutpipe_jax.optimizer import Params
 PARAMS, MOMENTS = "params", "moments"
 _STEP = 0  # a directory holds one state; which ones are kept is the run's business
 _RULE = "must hold the trainer state of this model"
+
+# Orbax would cut what several devices hold alike into a part for each of them to write: programs to compile, at the first save
+# of a run that compiles nothing else any more. One of the devices writes it instead.
+_verbosity = absl.logging.get_verbosity()
+absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax warns of the override
+ocp.type_handlers.register_type_handler(jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False), override=True)
+absl.logging.set_verbosity(_verbosity)
 
 
 class Checkpoint:
@@ -118,6 +126,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def _refusal(directory: Path, rule: str, error: Exception | None = None) -> DataError:
-    cause = "" if error is None else f" ({' '.join(str(error).split())[:200]})"
+    told = "" if error is None else " ".join(str(error).split()).partition(" See full TensorStore")[0]
+    cause = f" ({told[:200]})" if told else ""
     remedy = f"take an older checkpoint, or the trainer and model that wrote it{cause}"
     return DataError(explain("checkpoint", rule, str(directory), remedy))

@@ -79,6 +79,9 @@ def _plan(source: Path, target: Path, like: Path | None) -> _Plan:
     state = next((place for place in (source, source / _TRAINER) if holds(place, PARAMS)), None)
     if state is None:
         if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
+            if any(place.with_name(f"{_TRAINER}.partial").is_dir() for place in (source, source / _TRAINER)):
+                rule = "must be a checkpoint that was finished (this one was cut off while it was written)"
+                raise DataError(explain("SOURCE", rule, str(source), "give an older one"))
             rule = "must be a Hugging Face directory (config.json, *.safetensors) or an Orbax directory (0/params)"
             remedy = (
                 "give a model, what convert wrote, or a checkpoint of a run with trainer=jax (RUN_DIR/checkpoints/round-00001)"

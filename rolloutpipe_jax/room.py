@@ -5,10 +5,11 @@ from pathlib import Path
 
 from common.config import Config
 from common.errors import ConfigError, explain
-from common.room import check_state_memory
+from common.room import check_at_most, check_state_memory
 from rolloutpipe_jax.shape import read_shape
 
 _PACKAGES = ("jax", "flax", "optax", "orbax")
+MAX_PLAYED = 64  # virtual devices: enough for any mesh that one would try on a CPU
 _TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
@@ -18,6 +19,8 @@ def check_room(config: Config, model_dir: Path | None = None) -> None:
     `model_dir`.
     """
     check_packages("trainer", config.trainer)
+    if not has_tpus() and not has_gpus():
+        check_at_most("training.ranks", config.training.ranks, MAX_PLAYED, f"{MAX_PLAYED} devices that the CPU plays")
     if config.training.attention == "splash" and not has_tpus():
         raise ConfigError(explain("training.attention", "must be xla where there is no TPU", "splash", "say xla"))
     if model_dir is not None:

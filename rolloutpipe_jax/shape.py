@@ -108,7 +108,14 @@ def _shape(family: str, data: dict[str, Any]) -> ModelShape:
 
 def _check_sizes(shape: ModelShape) -> None:
     """What no kernel's shape shows: that heads can be shared and halved."""
-    for key, value in (("num_hidden_layers", shape.num_layers), ("num_key_value_heads", shape.num_kv_heads)):
+    sizes = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_key_value_heads": shape.num_kv_heads,
+    }
+    for key, value in sizes.items():
         if value < 1:
             raise DataError(explain("model.path", f"{key} of config.json must be 1 or more", value, _COPY))
     if shape.num_heads < 1 or shape.num_heads % shape.num_kv_heads:

@@ -4,11 +4,13 @@ Tolerances and what they apply to. Measured in float32 on a CPU: 50 updates of r
 
 | quantity | bound | largest measured |
 | --- | --- | --- |
-| gradients of the first update, relative L2 | `--grad-tolerance` | 6e-6: the weights are the same, all that differs is rounding |
+| gradients of the first update, relative L2 | `--grad-tolerance` | 7.3e-6; of few groups 1.7e-5, see below |
 | gradients of later updates | LATER times that | 1.7e-4, see below |
 | parameters after any update, relative L2 | `--param-tolerance` | 1.1e-5; 6e-7 to 1.1e-5 after 10 updates |
 | losses, in mean absolute advantages | LOSS_TOLERANCE | 8e-6 |
 
+At the first update the weights are the same and all that differs is rounding. The largest, 1.7e-5, was in a `q_norm` that
+has 0.3 % of the gradient; there torch was 1.1e-5 and JAX 7e-6 from float64.
 From the second update on, the weights differ too, and a gradient is relative to its own size: a nearly converged group leaves
 a sum of terms that cancel, at a norm of 0.02 where the first update's is 2.7, and the rounding of the terms stays.
 """
@@ -29,7 +31,7 @@ from common.errors import ConfigError, DataError, explain
 from common.parity import Comparison, Difference, both, compare, longest_sequence, set_up_jax
 from common.parity_input import ParityInput
 
-LATER = 50.0
+LATER = 20.0
 SAME_MODEL = 0.5  # nats; bfloat16 engines are up to 0.26 off
 LOSS_TOLERANCE = 1e-4
 
@@ -38,7 +40,7 @@ LOSS_TOLERANCE = 1e-4
 class Tolerances:
     """Largest differences that pass."""
 
-    gradients: float = 1e-5  # relative L2 of a tensor, at the first update
+    gradients: float = 3e-5  # relative L2 of a tensor, at the first update
     params: float = 5e-5  # relative L2 of a tensor, after any update
 
     def __post_init__(self) -> None:

@@ -1,5 +1,8 @@
 """A worker extension that can take the receiver's care away again, to show that the tests would notice."""
 
+import os
+
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # as the engine's process has it; an installed libtpu is no TPU
 from rolloutpipe_torch.rollout import receiver
 
 _ORIGINAL = receiver.rebind_tied_head

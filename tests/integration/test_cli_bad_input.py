@@ -517,6 +517,29 @@ def test_convert_without_jax_names_the_extra(shell: Shell, monkeypatch: pytest.M
     assert said == f"convert: needs packages that are not installed (jax), got '{shell.model}'; pip install 'rolloutpipe[jax]'"
 
 
+def test_a_package_that_is_there_and_broken_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ImportError("jaxlib is version 0.1, but jax needs 0.10")
+
+    def fail(name: str) -> None:
+        raise broken
+
+    monkeypatch.setattr("common.commands.convert.importlib.import_module", fail)
+    said = shell.refuses("convert", shell.model, "target")
+    assert said == f"a package that is needed for this is installed and cannot be imported ({broken}); install it again"
+
+
+def test_convert_refuses_a_checkpoint_that_was_cut_off(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "round-00001" / "trainer.partial" / "0").mkdir(parents=True)
+    for source in (tmp_path / "round-00001", tmp_path / "round-00001" / "trainer"):
+        said = shell.refuses("convert", source, "target")
+        assert said.startswith("SOURCE: must be a checkpoint that was finished (this one was cut off while it was written)")
+
+
+def test_the_cpu_plays_a_sensible_number_of_devices(shell: Shell) -> None:
+    said = shell.refuses("train", shell.config(), "trainer=jax", "training.ranks=100000", "--dry-run")
+    assert said.startswith("training.ranks: must be at most the 64 devices that the CPU plays, got 100000; use 64")
+
+
 def test_convert_refuses_an_architecture_that_the_jax_trainer_does_not_know(shell: Shell, tmp_path: Path) -> None:
     spoilt = tmp_path / "spoilt"
     shutil.copytree(shell.model, spoilt)

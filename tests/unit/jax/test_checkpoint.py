@@ -47,6 +47,15 @@ def held_writer(monkeypatch):
     may_write.set()
 
 
+def test_a_save_compiles_nothing(wide_model, make_group, tmp_path):
+    """A run that saves after each round must not compile after the first."""
+    lab = on_mesh(wide_model, 4, 2)
+    lab.update(make_group(0))
+    before = lab.rank._compilations()
+    save(lab, tmp_path / "saved")
+    assert lab.rank._compilations() == before
+
+
 @pytest.mark.parametrize("mesh", [(1, 1), (4, 2)], ids=str)
 def test_what_is_captured_outlives_steps_that_reuse_its_memory(wide_model, make_group, tmp_path, held_writer, mesh):
     """Weights and moments are donated to each step, and on a CPU Orbax writes from the arrays themselves."""
