@@ -9,7 +9,7 @@ import jax
 from common.config import TrainingConfig
 from common.errors import ConfigError, explain
 from rolloutpipe_jax.attention import Kind
-from rolloutpipe_jax.room import has_gpus, has_tpus
+from rolloutpipe_jax.room import has_tpus, num_gpus
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -19,11 +19,11 @@ def set_up_devices(training: TrainingConfig) -> None:
 
     Raises ConfigError where there are fewer devices than `training.ranks`.
     """
-    if not has_tpus() and not has_gpus():
+    if not has_tpus() and not num_gpus():
         jax.config.update("jax_platforms", "cpu")  # else an installed libtpu is tried first, at length
         jax.config.update("jax_num_cpu_devices", training.ranks)
         os.environ["NPROC"] = str(training.ranks * training.threads)  # XLA's name for the size of its thread pool
-    if has_gpus():
+    if num_gpus():
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     if training.dtype == "float32":

@@ -10,8 +10,8 @@ from rolloutpipe_jax.shape import read_shape
 
 _PACKAGES = ("jax", "flax", "optax", "orbax")
 MAX_PLAYED = 64  # virtual devices: enough for any mesh that one would try on a CPU
+_DEVICES = Path("/dev")
 _TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def check_room(config: Config, model_dir: Path | None = None) -> None:
@@ -19,13 +19,22 @@ def check_room(config: Config, model_dir: Path | None = None) -> None:
     `model_dir`.
     """
     check_packages("trainer", config.trainer)
-    if not has_tpus() and not has_gpus():
-        check_at_most("training.ranks", config.training.ranks, MAX_PLAYED, f"{MAX_PLAYED} devices that the CPU plays")
+    if not has_tpus():
+        _check_devices(config)
     if config.training.attention == "splash" and not has_tpus():
         raise ConfigError(explain("training.attention", "must be xla where there is no TPU", "splash", "say xla"))
     if model_dir is not None:
         check_heads(model_dir, config.training.tensor_parallel)
         check_state_memory(config, model_dir, num_readers=0)
+
+
+def _check_devices(config: Config) -> None:
+    ranks, gpus = config.training.ranks, num_gpus()
+    if gpus:
+        engines = config.rollout.replicas * config.rollout.tensor_parallel
+        check_at_most("training.ranks", ranks, gpus - engines, f"GPUs that {engines} for rollout leave of {gpus}")
+    else:
+        check_at_most("training.ranks", ranks, MAX_PLAYED, f"{MAX_PLAYED} devices that the CPU plays")
 
 
 def check_packages(field: str, value: str) -> None:
@@ -50,6 +59,6 @@ def has_tpus() -> bool:
     return any(Path(device).exists() for device in _TPU_DEVICES)
 
 
-def has_gpus() -> bool:
-    """Whether this machine has a GPU."""
-    return any(Path(device).exists() for device in _GPU_DEVICES)
+def num_gpus() -> int:
+    """NVIDIA GPUs of this machine; the process checks what JAX can use of them."""
+    return len(list(_DEVICES.glob("nvidia[0-9]*")))

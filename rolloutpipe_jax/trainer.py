@@ -1,15 +1,16 @@
 """The JAX trainer: one process that drives all devices, behind the driver's side that it shares with the torch trainer."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.batching import Plan, plan_micro_batches
 from common.config import Config
-from common.errors import UsageError, explain
+from common.errors import TrainerError, UsageError, explain
 from common.ranks import Ranks
 from common.trainer import GroupTrainer, check_advantages
 from rolloutpipe_jax.batch import Rung, planned_length
-from rolloutpipe_jax.room import check_room, has_gpus
+from rolloutpipe_jax.room import check_room, num_gpus
 
 
 async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> GroupTrainer:
@@ -20,11 +21,19 @@ async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_mode
     """
     check_advantages(config)
     check_room(config, model_dir)
-    gpus = float(config.training.ranks) if has_gpus() else 0.0
+    gpus = float(config.training.ranks) if num_gpus() else 0.0
     ranks = Ranks("rolloutpipe_jax", config, model_dir, log_dir, num_processes=1, gpus_per_process=gpus)
     await ranks.join(config.limits.start_timeout_s)
+    limit = config.limits.start_timeout_s
     try:
-        (top,) = await ranks.call("warm_up", max_model_len)
+        async with asyncio.timeout(limit):
+            (top,) = await ranks.call("warm_up", max_model_len)
+    except TimeoutError as error:
+        ranks.close()
+        log = log_dir / "trainer-rank-0.log"
+        raise TrainerError(
+            f"the trainer's programs did not compile within {limit:g} s (limits.start_timeout_s); see {log}"
+        ) from error
     except BaseException:
         ranks.close()
         raise
