@@ -25,7 +25,8 @@ def check_room(config: Config, model_dir: Path | None = None) -> None:
         raise ConfigError(explain("training.attention", "must be xla where there is no TPU", "splash", "say xla"))
     if model_dir is not None:
         check_heads(model_dir, config.training.tensor_parallel)
-        check_state_memory(config, model_dir, num_readers=0)
+        if not has_tpus() and not num_gpus():  # whose own memory is not known here; `compile-check` tells of a TPU's
+            check_state_memory(config, model_dir, num_readers=0)
 
 
 def _check_devices(config: Config) -> None:

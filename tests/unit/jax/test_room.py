@@ -41,3 +41,11 @@ def test_splash_needs_a_tpu(monkeypatch, tmp_path):
     (tmp_path / "accel0").touch()
     monkeypatch.setattr(room, "_TPU_DEVICES", (str(tmp_path / "accel0"),))
     room.check_room(config)
+
+
+def test_host_memory_counts_where_the_cpu_plays_the_devices_alone(tiny_model, gpus, monkeypatch, tmp_path):
+    monkeypatch.setattr("common.room.psutil.virtual_memory", lambda: type("Memory", (), {"available": 10_000}))
+    room.check_room(config_of(2), tiny_model)
+    monkeypatch.setattr(room, "_DEVICES", tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"training\.ranks: must fit in 0\.0 GB of free memory"):
+        room.check_room(config_of(2), tiny_model)
