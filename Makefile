@@ -2,7 +2,7 @@
 # make test     the same environment, then lint, types and tests
 # make compare  schedules side by side, against their marks (6 minutes)
 # make seeds    the quickstart on three seeds with each trainer, against its marks (6 minutes)
-# make proofs   bit-identical weights under all schedules, both trainers, and interrupts (25 minutes)
+# make proofs   bit-identical weights under all schedules, and interrupts, both trainers (30 minutes)
 # make parity   50 updates on the torch and the JAX trainer, and the same answers from both models (5 minutes)
 # make smollm2  a real model of 135 M parameters in JAX and in transformers (2 minutes)
 # make speed    tokens a second of the JAX and of the torch trainer (3 minutes)

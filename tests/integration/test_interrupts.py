@@ -72,12 +72,12 @@ class Run:
             return False
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("interrupts")
     settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     settings |= {"model": {"path": str(sums_model(root / "model", steps=1))}, "rounds": 500, "filter": "keep"}
-    settings |= {"groups_per_round": 16, "checkpoint": {"every": 1}, "limits": {}}
+    settings |= {"trainer": request.param, "groups_per_round": 16, "checkpoint": {"every": 1}, "limits": {}}
     (root / "config.yaml").write_text(yaml.safe_dump(settings))
     return root / "config.yaml"
 
