@@ -201,7 +201,7 @@ def test_a_writer_that_fails_is_told_once_and_the_rank_goes_on(wide_model, make_
 
 
 def test_saved_without_a_save_is_nothing(wide_model):
-    on_mesh(wide_model, 1, 1).rank.saved()
+    assert on_mesh(wide_model, 1, 1).rank.saved() is None
 
 
 def test_items_can_be_read_alone(wide_model, good):
