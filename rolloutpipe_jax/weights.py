@@ -33,12 +33,12 @@ def load_params(model_dir: Path, skeleton: Skeleton, mesh: Mesh, dtypes: Mapping
     for entry in entries(skeleton.shapes):
         stored.setdefault(entry.name, []).append(entry)
     shardings = param_shardings(skeleton.shapes, mesh)
-    return {
-        name: jax.make_array_from_callback(
-            shape, shardings[name], partial(_read, stored[name], where, DTYPES[dtypes[name] if dtypes else "float32"])
-        )
-        for name, shape in skeleton.shapes.items()
-    }
+    params: dict[str, Array] = {}
+    for name, shape in skeleton.shapes.items():
+        dtype = DTYPES[dtypes[name] if dtypes else "float32"]
+        value = jax.make_array_from_callback(shape, shardings[name], partial(_read, stored[name], where, dtype))
+        params[name] = value.block_until_ready()  # else what was read for it may still be held beside what is read next
+    return params
 
 
 def _read(stored: list[Entry], where: Mapping[str, Any], dtype: Any, index: tuple[slice, ...]) -> NDArray[Any]:
