@@ -5,8 +5,8 @@ are seconds. None means: not known, as of a killed round's end.
 
     wait and compute      recorded trainer intervals, cut to [round start, end of the last update]
     waiting_ratio         wait / (wait + compute)
-    first_dispatch_s      start of the last accumulate of the round's first update: then its U-th group (or, where the
-                          update fell short, its last) was handed to the trainer
+    first_dispatch_s      end of the trainer's last wait before the last accumulate of the round's first update began: then its
+                          U-th group (or, where it fell short, its last) was handed over
     waiting_ratio_first   first_dispatch_s / r2t_end_s, the paper's other definition
 """
 
@@ -125,8 +125,7 @@ class _Round:
     def add(self, event: Event) -> None:
         """Take one event of the round."""
         self.last_s = event["t"]
-        handler = getattr(self, f"_on_{event['kind']}", None)
-        if handler is not None:
+        if handler := getattr(self, f"_on_{event['kind']}", None):
             handler(event)
 
     def _on_response(self, event: Event) -> None:
@@ -175,9 +174,8 @@ class _Round:
 
     def metrics(self) -> RoundMetrics:
         """The figures so far."""
-        same = {
-            name: getattr(self, name) for name in ("round", "version", "schedule", "is_finished", "retries", "publish_s", "books")
-        }
+        names = ("round", "version", "schedule", "is_finished", "retries", "publish_s", "books")
+        same = {name: getattr(self, name) for name in names}
         return RoundMetrics(**same, **self._times(), **self._groups(), **self._lengths(), **self._updates())
 
     def _since_start(self, moment: float | None) -> float | None:
@@ -185,9 +183,11 @@ class _Round:
 
     def _times(self) -> dict[str, Any]:
         end = self.last_s if self.last_update_s is None else self.last_update_s
-        wait, compute = _overlap(self.waits, self.start_s, end), _overlap(self.computes, self.start_s, end)
+        wait, compute = (_overlap(intervals, self.start_s, end) for intervals in (self.waits, self.computes))
         first_update = [start for update, start, _ in self.accumulates if update == 0]
-        first_dispatch = self._since_start(max(first_update, default=None))
+        last = max(first_update, default=None)
+        handed = [moment for _, moment in self.waits if last is not None and moment <= last]
+        first_dispatch = self._since_start(max(handed, default=last))
         r2t_end, rollout = self._since_start(self.last_update_s), self._since_start(self.rollout_done_s)
         return {
             "r2t_end_s": r2t_end,

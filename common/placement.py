@@ -1,124 +1,75 @@
-"""The pool: several engine replicas behind the `Engine` protocol.
+"""Where a request runs: on its group's own replica while that has room, for the prefix cache, else on the one with most room.
 
-The admission policy sees one number, the free slots of all replicas together; where a request runs is decided here.
-Members of a group share a prompt, so they go to one replica, whose prefix cache then holds it, while that replica has room.
+    running on a replica <= its capacity
 
-    in flight on a replica <= its capacity        at every moment, or `generate` raises
-    a replica that has died is never used again   its capacity is gone, the others go on
+A plain synchronous object, used by the pool of real engines and by the simulator. Costs: O(log replicas) a request, amortized.
 """
 
-import asyncio
-from collections.abc import Hashable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Hashable, Sequence
+from heapq import heapify, heappop, heappush
 
-from common.errors import DuplicateRequestError, EngineError, PublishError, explain
-from common.protocols import Engine, Health
-from common.records import Request, Response, Sampling
+from common.errors import EngineError
 
 
-class Pool:
-    """Places requests on replicas; itself an `Engine`. Not safe across threads: one event loop calls it."""
+class Placement:
+    """Counts what runs on each replica."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        if not engines:
-            raise EngineError("a pool needs at least one engine")
-        self._engines = tuple(engines)
-        self._num_running = [0] * len(engines)
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self._capacities = tuple(capacities)
+        self._room = list(capacities)
         self._lost: set[int] = set()
-        self._placed: dict[Hashable, int] = {}  # request id -> replica, while in flight
-        self._homes: dict[Hashable, int] = {}  # group id -> replica that has its prompt; until the next publish
+        self._homes: dict[Hashable, int] = {}  # group id -> replica that has its prompt
+        self._emptiest: list[tuple[int, int]] = []  # heap of (-room, index); entries that are not up to date are skipped
+        self._rebuild()
 
     @property
-    def engines(self) -> tuple[Engine, ...]:
-        """The replicas that serve, so that a probe can ask each."""
-        return tuple(self._engines[index] for index in self._serving())
+    def serving(self) -> list[int]:
+        """Replicas that were not lost."""
+        return [index for index in range(len(self._room)) if index not in self._lost]
 
-    @property
-    def capacity(self) -> int:
-        """Sum over the replicas that serve."""
-        return sum(engine.capacity for engine in self.engines)
-
-    def replica_of(self, request_id: Hashable) -> int | None:
-        """Index of the replica that runs this request; None where it is not in flight."""
-        return self._placed.get(request_id)
-
-    def place(self, request: Request) -> int:
-        """Index of the replica that `generate` would use now: its group's own while that has room, else the emptiest.
-
-        Raises EngineError where none has room, or none is alive.
-        """
-        home = self._homes.get(request.group_id)
-        if home is not None and home not in self._lost and self._room(home) > 0:
+    def place(self, group_id: Hashable) -> int:
+        """The replica for the next request of this group; nothing is taken yet. Raises EngineError where there is no room."""
+        home = self._homes.get(group_id)
+        if home is not None and home not in self._lost and self._room[home] > 0:
             return home
-        serving = self._serving()
-        if not serving:
-            raise EngineError("no engine of the pool is alive")
-        index = max(serving, key=lambda index: (self._room(index), -index))
-        if self._room(index) <= 0:
-            raise EngineError(f"no engine has room: all {self.capacity} slots of the pool are taken")
+        index = self._most_room()
         if home is None or home in self._lost:
-            self._homes[request.group_id] = index
+            self._homes[group_id] = index
         return index
 
-    async def generate(self, request: Request, sampling: Sampling) -> Response:
-        """As `Engine.generate`; raises EngineError where no replica has room: the caller admitted too many."""
-        if request.request_id in self._placed:
-            remedy = "wait for its response first"
-            raise DuplicateRequestError(explain("request_id", "must not be in flight already", request.request_id, remedy))
-        index = self.place(request)
-        self._placed[request.request_id] = index
-        self._num_running[index] += 1
-        try:
-            return await self._engines[index].generate(request, sampling)
-        except EngineError:
-            await self._note_death(index)
-            raise
-        finally:
-            self._num_running[index] -= 1
-            del self._placed[request.request_id]
+    def take(self, index: int) -> None:
+        """A request runs there."""
+        self._change(index, -1)
 
-    async def abort(self, request_ids: Iterable[Hashable]) -> None:
-        """Reach each id on the replica that holds it."""
-        by_replica: dict[int, list[Hashable]] = {}
-        for request_id in request_ids:
-            if (index := self._placed.get(request_id)) is not None:
-                by_replica.setdefault(index, []).append(request_id)
-        await asyncio.gather(*(self._engines[index].abort(ids) for index, ids in by_replica.items()))
+    def give(self, index: int) -> None:
+        """A request has left."""
+        self._change(index, 1)
 
-    async def publish(self, version: int, spool: Path) -> None:
-        """To all replicas at once; returns or raises when each has settled, so none is left half way."""
-        serving = self._serving()
-        if not serving:
-            raise PublishError(f"weight version {version}: no engine is alive")
-        self._homes.clear()  # prefix caches are reset with the weights
-        results = await asyncio.gather(
-            *(self._engines[index].publish(version, spool) for index in serving), return_exceptions=True
-        )
-        faults = [(index, result) for index, result in zip(serving, results, strict=True) if isinstance(result, BaseException)]
-        if faults:
-            index, cause = faults[0]
-            text = f"replica {index} of {len(self._engines)}: {' '.join(str(cause).split())} ({len(faults)} failed)"
-            raise PublishError(f"weight version {version} did not reach {text}") from cause
+    def lose(self, index: int) -> None:
+        """Never place there again."""
+        self._lost.add(index)
 
-    async def health(self) -> list[Health]:
-        """Of every replica, dead ones included."""
-        states = await asyncio.gather(*(engine.health() for engine in self._engines))
-        return [state for replica in states for state in replica]
+    def forget_homes(self) -> None:
+        """Prefix caches were reset."""
+        self._homes.clear()
 
-    async def close(self) -> None:
-        """Close all, also where one fails to; then raises the first failure."""
-        results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+    def _change(self, index: int, by: int) -> None:
+        self._room[index] += by
+        heappush(self._emptiest, (-self._room[index], index))
+        if len(self._emptiest) > 8 * len(self._room) + 64:
+            self._rebuild()
 
-    def _serving(self) -> list[int]:
-        return [index for index in range(len(self._engines)) if index not in self._lost]
+    def _rebuild(self) -> None:
+        self._emptiest = [(-room, index) for index, room in enumerate(self._room)]
+        heapify(self._emptiest)
 
-    def _room(self, index: int) -> int:
-        return self._engines[index].capacity - self._num_running[index]
-
-    async def _note_death(self, index: int) -> None:
-        # A replica that fails at once looks idle: without this it would draw every retry.
-        if not all(state.is_alive for state in await self._engines[index].health()):
-            self._lost.add(index)
+    def _most_room(self) -> int:
+        while self._emptiest:
+            room, index = self._emptiest[0]
+            if index not in self._lost and -room == self._room[index]:
+                if room == 0:
+                    num_slots = sum(self._capacities[index] for index in self.serving)
+                    raise EngineError(f"no engine has room: all {num_slots} slots of the pool are taken")
+                return index
+            heappop(self._emptiest)
+        raise EngineError("no engine of the pool is alive")

@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from common.config import Config
 from common.errors import ConfigError, DuplicateRequestError, EngineError, RolloutPipeError, explain
-from common.placement import Pool
+from common.pool import Pool
 from common.protocols import Health
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import model_layout

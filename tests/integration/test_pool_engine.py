@@ -17,7 +17,7 @@ import pytest
 
 from common.config import Config
 from common.errors import EngineError, PublishError
-from common.placement import Pool
+from common.pool import Pool
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import check_spool, model_layout
 from rolloutpipe_torch.rollout.pool import start_pool

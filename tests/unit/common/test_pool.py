@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import DuplicateRequestError, EngineError, PublishError
-from common.placement import Pool
+from common.pool import Pool
 from common.protocols import Engine, Health
 from common.records import FinishReason, Request, Response, Sampling
 

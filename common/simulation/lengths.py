@@ -1,0 +1,66 @@
+"""Response lengths of a round, R x K whole numbers of tokens; the same for a seed and round whatever the schedule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import ConfigError, DataError, explain
+
+Lengths = NDArray[np.int64]
+
+
+class LengthModel(Protocol):
+    """Where lengths come from."""
+
+    def draw(self, rng: np.random.Generator, num_groups: int, num_members: int) -> Lengths:
+        """Tokens of each response, (num_groups, num_members), at least 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormalLengths:
+    """log(length) = log(median) + prompt part + member part, both normal; some loop until the cap."""
+
+    median: float = 256.0
+    prompt_sigma: float = 0.5  # between prompts
+    member_sigma: float = 0.3  # between the members of a group
+    cap: int = 4096  # max_tokens
+    loop_share: float = 0.0  # of responses that run into the cap, whatever their prompt
+
+    def __post_init__(self) -> None:
+        if not self.median > 0:
+            raise ConfigError(explain("lengths.median", "must be above 0", self.median, "raise it"))
+        if min(self.prompt_sigma, self.member_sigma) < 0:
+            sigmas = (self.prompt_sigma, self.member_sigma)
+            raise ConfigError(explain("lengths", "sigmas must be 0 or more", sigmas, "raise them"))
+        if self.cap < 1:
+            raise ConfigError(explain("lengths.cap", "must be at least 1", self.cap, "raise it"))
+        if not 0 <= self.loop_share <= 1:
+            raise ConfigError(explain("lengths.loop_share", "must be between 0 and 1", self.loop_share, "change it"))
+
+    def draw(self, rng: np.random.Generator, num_groups: int, num_members: int) -> Lengths:
+        """As `LengthModel.draw`."""
+        prompts = rng.normal(0.0, 1.0, (num_groups, 1)) * self.prompt_sigma
+        members = rng.normal(0.0, 1.0, (num_groups, num_members)) * self.member_sigma
+        loops = rng.random((num_groups, num_members)) < self.loop_share
+        lengths = np.where(loops, self.cap, self.median * np.exp(prompts + members))
+        return np.clip(np.rint(lengths), 1, self.cap).astype(np.int64)
+
+
+class EmpiricalLengths:
+    """Whole groups of recorded lengths, drawn with replacement; members are drawn from their group's."""
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        """Raises DataError where nothing was recorded."""
+        self._groups = [np.asarray(lengths, dtype=np.int64) for lengths in groups if len(lengths)]
+        if not self._groups:
+            raise DataError(explain("lengths", "need at least one recorded group", len(groups), "record a round first"))
+
+    def draw(self, rng: np.random.Generator, num_groups: int, num_members: int) -> Lengths:
+        """As `LengthModel.draw`; a group of K recorded members keeps all of them."""
+        chosen = [self._groups[index] for index in rng.integers(len(self._groups), size=num_groups)]
+        rows = [rng.permutation(one) if len(one) == num_members else rng.choice(one, num_members) for one in chosen]
+        return np.maximum(np.stack(rows), 1)
