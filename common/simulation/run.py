@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from common.history import History
+from common.lengths import Expected
 from common.metrics import RoundCollector, RoundMetrics
-from common.policies import AdmissionPolicy
+from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy
 from common.queue import CompleteGroupQueue
 from common.records import PipelineState, Request
 from common.requests import arrange, derive_seed, group_name, group_requests
-from common.round import make_policy
+from common.round import is_free, make_policy
 from common.simulation.agenda import Agenda
 from common.simulation.group import SimulatedGroup
 from common.simulation.lengths import Lengths
@@ -53,9 +55,9 @@ def simulate(
         groups_per_update=scenario.groups_per_update,
         max_logprob_gap=None,
     )
-    num_steps = 0
+    num_steps, history = 0, History()
     for index in range(scenario.rounds):
-        num_steps = SimulatedRound(scenario, index, agenda, timeline, num_steps, has_detail).run()
+        num_steps = SimulatedRound(scenario, index, agenda, timeline, num_steps, has_detail, history).run()
     timeline.emit("run_end", status="finished", detail="simulated")
     timeline.close()
     return SimulatedRun(scenario, collector.rounds)
@@ -65,7 +67,14 @@ class SimulatedRound:
     """One round; `run` returns the optimizer steps since the start of training."""
 
     def __init__(
-        self, scenario: Scenario, index: int, agenda: Agenda, timeline: Timeline, num_steps: int, has_detail: bool
+        self,
+        scenario: Scenario,
+        index: int,
+        agenda: Agenda,
+        timeline: Timeline,
+        num_steps: int,
+        has_detail: bool,
+        history: History,
     ) -> None:
         self._scenario, self._index, self._agenda, self._timeline = scenario, index, agenda, timeline
         self._queue = CompleteGroupQueue(
@@ -76,6 +85,7 @@ class SimulatedRound:
         )
         rng = np.random.default_rng([abs(scenario.seed), index])
         self._lengths = scenario.lengths.draw(rng, scenario.groups_per_round, scenario.responses_per_group)
+        self._history = history
         self._policy = self._make_policy()
         self._trainer = TrainerSide(
             scenario.trainer,
@@ -108,7 +118,28 @@ class SimulatedRound:
         return self._trainer.num_steps
 
     def _make_policy(self) -> AdmissionPolicy:
-        return make_policy(self._scenario.schedule, self._scenario.width)
+        scenario = self._scenario
+        if scenario.schedule != "adaptive":
+            return make_policy(scenario.schedule, scenario.width)
+        free = is_free(scenario.group_order, scenario.groups_per_update, scenario.groups_per_round)
+        return AdaptiveFrontierDispatch(
+            scenario.groups_per_update,
+            history=self._history,
+            expect=None if scenario.predictor_error is None else self._oracle(scenario.predictor_error),
+            reorder=free,
+            in_order=not free,
+        )
+
+    def _oracle(self, error: float) -> Callable[[Request], Expected]:
+        """Predicts each group's mean length off by a log-normal factor, and knows how much that is worth."""
+        logs = np.log(np.maximum(self._lengths, 1)).mean(axis=1)
+        rng = np.random.default_rng([abs(self._scenario.seed), self._index, 1])
+        seen = logs + rng.normal(0.0, error, len(logs))
+        trust = logs.var() / (logs.var() + error**2) if error else 1.0
+        posterior, sigma = logs.mean() + trust * (seen - logs.mean()), float(np.sqrt((1 - trust) * logs.var()))
+        member_sigma = float(np.sqrt(np.log(np.maximum(self._lengths, 1)).var(axis=1, ddof=1).mean()))
+        expected = [Expected(tokens=float(np.exp(one)), error=sigma, member_sigma=member_sigma) for one in posterior]
+        return lambda request: expected[request.order]
 
     def _make_rollout(self, rng: np.random.Generator, has_detail: bool) -> RolloutSide:
         scenario = self._scenario
@@ -155,6 +186,8 @@ class SimulatedRound:
             engine_tokens_per_s=self._rollout.tokens_per_s,
             engine_running=self._rollout.num_in_flight,
             engine_capacity=self._scenario.capacity,
+            trainer_tokens_per_s=self._trainer.tokens_per_s,
+            trainer_update_s=self._trainer.mean_update_s,
         )
 
     def _sampled(self) -> None:
