@@ -110,7 +110,8 @@ class _Work:
         num_updates = counts // per_update
         if trainer.starts_at == "last":
             counts = num_updates * per_update  # others wait; a short last update is never complete before the last moment
-        return trainer.group_s * counts + trainer.token_s * self._tokens(moments, counts, alone_s) + trainer.update_s * num_updates
+        groups_s = trainer.group_s * counts + trainer.token_s * self._tokens(moments, counts, alone_s)
+        return groups_s + trainer.update_s * num_updates
 
     def _tokens(self, moments: Seconds, counts: NDArray[np.intp], alone_s: Seconds) -> Seconds:
         """Of so many whole groups complete before each moment, at most."""
