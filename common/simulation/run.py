@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.history import History
 from common.lengths import Expected
@@ -37,8 +38,12 @@ def simulate(
     path: Path | None = None,
     has_detail: bool = False,
     listen: Callable[[Event], None] | None = None,
+    first_round: int = 0,
 ) -> SimulatedRun:
-    """Simulate all rounds. `path`: a timeline.jsonl to write; `has_detail`: events of single requests too."""
+    """Simulate the rounds from `first_round` on. `path`: a timeline.jsonl to write; `has_detail`: events of single requests too.
+
+    A schedule that learns from the rounds before needs all of them: leave `first_round` at 0 for it.
+    """
     agenda = Agenda()
     timeline = Timeline(path, lambda: agenda.now_s)
     collector = RoundCollector()
@@ -56,7 +61,7 @@ def simulate(
         max_logprob_gap=None,
     )
     num_steps, history = 0, History()
-    for index in range(scenario.rounds):
+    for index in range(first_round, scenario.rounds):
         num_steps = SimulatedRound(scenario, index, agenda, timeline, num_steps, has_detail, history).run()
     timeline.emit("run_end", status="finished", detail="simulated")
     timeline.close()
@@ -143,7 +148,6 @@ class SimulatedRound:
 
     def _make_rollout(self, rng: np.random.Generator, has_detail: bool) -> RolloutSide:
         scenario = self._scenario
-        verifier, shape = scenario.verifier, self._lengths.shape
         num_members = scenario.responses_per_group
         return RolloutSide(
             scenario.engine,
@@ -156,7 +160,7 @@ class SimulatedRound:
             ],
             lengths=self._lengths,
             cap=getattr(scenario.lengths, "cap", None),
-            verify_s=verifier.seconds * np.exp(rng.normal(0.0, 1.0, shape) * verifier.sigma),
+            verify_s=_draw_verify_s(scenario, rng),
             agenda=self._agenda,
             timeline=self._timeline,
             observe=self._state,
@@ -234,3 +238,15 @@ def lengths_of(scenario: Scenario, index: int = 0) -> Lengths:
     """The lengths that round `index` of this scenario has."""
     rng = np.random.default_rng([abs(scenario.seed), index])
     return scenario.lengths.draw(rng, scenario.groups_per_round, scenario.responses_per_group)
+
+
+def verify_s_of(scenario: Scenario, index: int = 0) -> NDArray[np.float64]:
+    """The verifier's seconds that round `index` of this scenario has, (R, K)."""
+    rng = np.random.default_rng([abs(scenario.seed), index])
+    scenario.lengths.draw(rng, scenario.groups_per_round, scenario.responses_per_group)
+    return _draw_verify_s(scenario, rng)
+
+
+def _draw_verify_s(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.float64]:
+    shape = (scenario.groups_per_round, scenario.responses_per_group)
+    return scenario.verifier.seconds * np.exp(rng.normal(0.0, 1.0, shape) * scenario.verifier.sigma)
