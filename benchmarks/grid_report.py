@@ -42,7 +42,9 @@ def print_regimes(results: Iterable["Result"]) -> None:
         times = f"{serial} {cells['cgp'].time_s:8.1f} {cells['fgd'].time_s:8.1f} {cells[best].time_s:8.1f}  {best:9}"
         versus = f"{result.over('adaptive', best):+7.1f} {result.over('adaptive', 'cgp'):+7.1f}"
         above = f"{result.above_bound('adaptive'):8.1f} {result.above_bound(best):6.1f}"
-        print(f"{regime.number:3} {regime.label:47} {regime.waves:5.1f}  {times} {cells['adaptive'].time_s:8.1f}  {versus} {above}")
+        print(
+            f"{regime.number:3} {regime.label:47} {regime.waves:5.1f}  {times} {cells['adaptive'].time_s:8.1f}  {versus} {above}"
+        )
     print("waves: requests of a round over all slots; at 1 or below all requests enter at once, and no order is left to choose")
 
 

@@ -97,9 +97,7 @@ def evaluate(
         times = _rounds(scenario)
         measured += times[-MEASURED:]
         first += times[:-MEASURED][:1]
-    return Cell(
-        time_s=statistics.fmean(measured), rounds_s=tuple(measured), first_s=statistics.fmean(first) if first else None
-    )
+    return Cell(time_s=statistics.fmean(measured), rounds_s=tuple(measured), first_s=statistics.fmean(first) if first else None)
 
 
 def _rounds(scenario: Scenario) -> list[float]:

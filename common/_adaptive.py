@@ -207,6 +207,8 @@ class AdaptiveFrontierDispatch(Admission):
             members=max(group.stop - group.start for group in fresh),
             num_to_first=max(self._per_update - self._num_closed, 0),
             per_update=self._per_update,
+            parts=self.history.lengths.member_parts,
+            longest=self.history.lengths.longest,
             token_s=token_s,
             update_s=self.history.trainer_update_s,
         )

@@ -1,38 +1,22 @@
 """From expected lengths to definite ones: a few draws of how long each response may be, always the same for the same group.
 
-Pure core: the standard library alone, without random numbers. Errors of the prediction are normal quantiles dealt out to groups
-by their order, the spread within a group is that of the expected order statistics of its members. Draws come in pairs of opposite
-errors, so that they average out.
+Pure core: the standard library alone, without random numbers. The error of a group's prediction is a normal quantile, the parts
+of its members are taken from those that the run has shown, so that responses which loop up to the limit come up as often as
+they did. Both are dealt out evenly, by multiples of the golden ratio. Draws come in pairs of opposite errors, which average out.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.forecast import Work
 from common.lengths import Expected
 
-NUM_DRAWS = 4
-MAX_MEMBERS = 4  # of a larger group, every n-th member stands for n
-# Quantiles in the middle of 16 equal shares, and expected order statistics of 8, both of a standard normal variable.
-_GROUP_Z = (
-    -1.863,
-    -1.318,
-    -1.010,
-    -0.776,
-    -0.579,
-    -0.402,
-    -0.237,
-    -0.078,
-    0.078,
-    0.237,
-    0.402,
-    0.579,
-    0.776,
-    1.010,
-    1.318,
-    1.863,
-)
-_MEMBER_Z = (-1.424, -0.852, -0.473, -0.153, 0.153, 0.473, 0.852, 1.424)
+NUM_DRAWS = 8
+MAX_MEMBERS = 8  # of a larger group, every n-th member stands for n
+_GOLDEN = (math.sqrt(5) - 1) / 2
+# Of a standard normal variable, in the middle of 16 equal shares, the upper half.
+_NORMAL = (0.078, 0.237, 0.402, 0.579, 0.776, 1.010, 1.318, 1.863)
 
 
 class GroupState(NamedTuple):
@@ -45,26 +29,48 @@ class GroupState(NamedTuple):
     num_done_tokens: int  # of the responses that are in
 
 
-def draw_works(states: list[GroupState], draw: int, thin: int, token_s: float, update_s: float) -> list[Work]:
-    """Draw number `draw` of the groups, every `thin`-th member of each; `update_s`: a group's share of an optimizer step."""
-    sign = -1.0 if draw % 2 else 1.0
-    return [
-        _work(state, sign * _GROUP_Z[(7 * state.order + 3 + 5 * (draw // 2)) % 16], thin, token_s, update_s) for state in states
-    ]
+class Draws(NamedTuple):
+    """How to make works of states."""
+
+    parts: Sequence[float]  # member parts of log lengths that were seen, ascending; none: all members are alike
+    longest: float  # response seen, tokens: there is a limit, and what loops runs into it
+    thin: int  # every n-th member is played
+    token_s: float  # training of one response token
+    group_s: float  # a group's share of an optimizer step
+
+    def works(self, states: list[GroupState], draw: int) -> list[Work]:
+        """Draw number `draw`."""
+        return [self._work(state, draw) for state in states]
+
+    def _work(self, state: GroupState, draw: int) -> Work:
+        center = state.expected.tokens * math.exp(state.expected.error * _normal(state.order, draw))
+        lengths = [min(center * math.exp(part), self.longest) for part in self._parts(state, draw)]
+        waiting = lengths[: len(state.waiting)]
+        running, total = [], state.num_done_tokens + sum(waiting)
+        for (_, had), length in zip(state.running, lengths[len(waiting) :], strict=True):
+            # Past its expected end: what a long one still has to go is in proportion to what it has.
+            running.append(length - had if had < length else min(0.2 * had, max(self.longest - had, 1.0)))
+            total += had + running[-1]
+        if self.thin > 1:  # the longest is always among them: a group is complete when it is
+            waiting = sorted(waiting, reverse=True)[:: self.thin]
+            running = sorted(running, reverse=True)[:: self.thin]
+        return Work(tuple(waiting), tuple(running), total * self.token_s + self.group_s)
+
+    def _parts(self, state: GroupState, draw: int) -> list[float]:
+        members = [*state.waiting, *(member for member, _ in state.running)]
+        if not self.parts:
+            return [0.0] * len(members)
+        size = len(self.parts)
+        shares = (_share(state.order * 8 + member, draw) for member in members)
+        return [self.parts[min(int(share * size), size - 1)] for share in shares]
 
 
-def _work(state: GroupState, z: float, thin: int, token_s: float, update_s: float) -> Work:
-    expected, order = state.expected, state.order
-    center, sigma = expected.tokens * math.exp(expected.error * z), expected.member_sigma
-    lengths = [center * math.exp(sigma * one) for one in _MEMBER_Z]
-    waiting = [lengths[(5 * member + 3 * order) % 8] for member in state.waiting]
-    running, total = [], float(state.num_done_tokens) + sum(waiting)
-    for member, had in state.running:
-        length = lengths[(5 * member + 3 * order) % 8]
-        # Past its expected end: the mean excess of a log-normal is about sigma times what it has.
-        running.append(length - had if had < length else had * max(sigma, 0.05))
-        total += had + running[-1]
-    if thin > 1:  # the longest is always among them: a group is complete when it is
-        waiting = sorted(waiting, reverse=True)[::thin]
-        running = sorted(running, reverse=True)[::thin]
-    return Work(tuple(waiting), tuple(running), total * token_s + update_s)
+def _share(place: int, draw: int) -> float:
+    """Between 0 and 1, evenly over places; odd draws are the mirror image of the even ones before."""
+    share = (place * _GOLDEN + (draw // 2) * 0.5 * _GOLDEN * _GOLDEN + 0.37) % 1.0
+    return 1 - share if draw % 2 else share
+
+
+def _normal(order: int, draw: int) -> float:
+    place = int(_share(5 * order + 3, draw) * 16)
+    return _NORMAL[place - 8] if place >= 8 else -_NORMAL[7 - place]

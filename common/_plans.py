@@ -12,14 +12,15 @@ pairs of opposite errors: all candidates are played on the first pair, the best 
 too, and stays unless another is better.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from common._draws import MAX_MEMBERS, NUM_DRAWS, GroupState, draw_works
+from common._draws import MAX_MEMBERS, NUM_DRAWS, Draws, GroupState
 from common.forecast import Pipeline, Width, forecast
 
-MAX_GROUPS = 96  # in the model of a larger round, every n-th group stands for n
+MAX_GROUPS = 64  # in the model of a larger round, every n-th group stands for n
 _NUM_FINAL = 4  # candidates played on all draws
 _MIN_GAIN = 0.002  # of the time: less is no reason to change the plan
 
@@ -53,6 +54,8 @@ class Rest(NamedTuple):
     members: int  # requests of a group
     num_to_first: int  # groups that must still end before the first update has all of its own
     per_update: int
+    parts: Sequence[float]  # member parts of log lengths that were seen, ascending
+    longest: float  # response seen, tokens
     token_s: float  # training of one response token
     update_s: float  # one optimizer step
 
@@ -70,7 +73,18 @@ class Plan:
 class _Candidate:
     order: Order | None  # None: the current one
     width: Width
-    total_s: float = 0.0  # over the draws that it was played on
+    ends_s: list[float] = field(default_factory=list)  # of each draw that it was played on
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.ends_s)
+
+    def is_better(self, other: "_Candidate") -> bool:
+        """By more than chance: the mean gain over the draws is above twice its standard error, and worth a change."""
+        gains = [theirs - ours for ours, theirs in zip(self.ends_s, other.ends_s, strict=True)]
+        mean = sum(gains) / len(gains)
+        variance = sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1)
+        return mean > 2 * math.sqrt(variance / len(gains)) and mean * len(gains) > _MIN_GAIN * other.total_s
 
 
 def choose(pipeline: Pipeline, rest: Rest, current_width: Width, *, reorder: bool) -> Plan:
@@ -93,7 +107,7 @@ def choose(pipeline: Pipeline, rest: Rest, current_width: Width, *, reorder: boo
         final.append(current)
     model.play(final, range(2, NUM_DRAWS))
     best = min(final, key=_total)
-    if best.total_s > (1 - _MIN_GAIN) * current.total_s:
+    if not best.is_better(current):
         best = current
     chosen = rest.current if best.order is None else best.order.arrange([state.expected.tokens for state in rest.fresh])
     return Plan(chosen, best.width, best.total_s / NUM_DRAWS)
@@ -118,15 +132,15 @@ class _Model:
         self._expected = [rest.fresh[index].expected.tokens for index in sample]
         states = rest.begun[::every] + [rest.fresh[index] for index in sample]
         self._num_begun = len(states) - len(sample)
-        token_s, update_s = every * rest.token_s, every * rest.update_s / rest.per_update
-        self._draws = [draw_works(states, draw, thin, token_s, update_s) for draw in range(NUM_DRAWS)]
+        draws = Draws(rest.parts, rest.longest, thin, every * rest.token_s, every * rest.update_s / rest.per_update)
+        self._draws = [draws.works(states, draw) for draw in range(NUM_DRAWS)]
 
     def play(self, candidates: Sequence[_Candidate], draws: range) -> None:
         """Add the forecasts, in seconds, to each candidate's total."""
         for candidate in candidates:
             order, width = self._order(candidate.order), self._width(candidate.width)
             for draw in draws:
-                candidate.total_s += forecast(self._pipeline, self._draws[draw], order, width)
+                candidate.ends_s.append(forecast(self._pipeline, self._draws[draw], order, width))
 
     def _order(self, order: Order | None) -> list[int]:
         if order is None:

@@ -11,9 +11,11 @@ prediction states is measured: how far off the predictions made before turned ou
 """
 
 import math
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+_NUM_PARTS = 512
 _FORGET = 0.5  # weight of a prompt's earlier visits once it is visited again: the policy that is trained changes
 _MIN_SLOPE_SPREAD = 0.05  # log prompt tokens: prompts this much alike tell nothing about the slope
 
@@ -22,12 +24,11 @@ _MIN_SLOPE_SPREAD = 0.05  # log prompt tokens: prompts this much alike tell noth
 class Expected:
     """A prediction for the responses to one prompt."""
 
-    tokens: float  # median of a response
+    tokens: float  # of a response, geometric mean
     error: float  # sigma of the log of `tokens`; inf: nothing is known
-    member_sigma: float  # of the log, among the responses to one prompt
 
 
-NOTHING_KNOWN = Expected(tokens=1.0, error=math.inf, member_sigma=0.0)
+NOTHING_KNOWN = Expected(tokens=1.0, error=math.inf)
 
 
 class _Line:
@@ -67,12 +68,15 @@ class LengthPredictor:
         self._tasks: dict[Hashable, _Line] = {}
         self._prompts: dict[Hashable, tuple[float, float]] = {}  # weight (in responses) and mean log of earlier visits
         self._within = (0.0, 0.0)  # degrees of freedom and sum of squares among the members of groups
+        self._parts: deque[float] = deque(maxlen=_NUM_PARTS)  # member parts of the latest responses
+        self.longest = 1.0  # response so far, tokens
         self._missed = {True: (0.0, 0.0), False: (0.0, 0.0)}  # by "seen before": number and sum of squares of errors made
 
     def learn(self, prompt: Hashable, lengths: list[int], *, prompt_tokens: int = 1, task: Hashable = None) -> None:
         """The lengths of one visit's responses; `prompt` is anything that names it, such as its token ids."""
         if not lengths:
             return
+        self.longest = max(self.longest, *lengths)
         logs = [math.log(max(length, 1)) for length in lengths]
         mean = math.fsum(logs) / len(logs)
         expected = self.expect(prompt, prompt_tokens=prompt_tokens, task=task)
@@ -82,12 +86,19 @@ class LengthPredictor:
             self._missed[seen] = (count + 1, squares + (mean - math.log(expected.tokens)) ** 2)
         freedom, squares = self._within
         self._within = (freedom + len(logs) - 1, squares + math.fsum((log - mean) ** 2 for log in logs))
+        scale = math.sqrt(len(logs) / (len(logs) - 1)) if len(logs) > 1 else 0.0  # the mean follows its own members
+        self._parts.extend(scale * (log - mean) for log in logs)
         if not seen:
             self._tasks.setdefault(task, _Line()).add(math.log(max(prompt_tokens, 1)), mean)
         weight, before = self._prompts.get(prompt, (0.0, 0.0))
         weight *= _FORGET
         total = weight + len(logs)
         self._prompts[prompt] = (total, (weight * before + len(logs) * mean) / total)
+
+    @property
+    def member_parts(self) -> list[float]:
+        """Log length less the mean of its group, of the latest responses, ascending."""
+        return sorted(self._parts)
 
     def expect(self, prompt: Hashable, *, prompt_tokens: int = 1, task: Hashable = None) -> Expected:
         """The prediction; `NOTHING_KNOWN` before there is anything to go by."""
@@ -105,7 +116,7 @@ class LengthPredictor:
     def _make(self, log_tokens: float, variance: float, seen: bool) -> Expected:
         count, squares = self._missed[seen]
         measured = (variance + squares) / (count + 1)  # the formula's own claim counts as one observation
-        return Expected(tokens=math.exp(log_tokens), error=math.sqrt(measured), member_sigma=math.sqrt(self._member_variance()))
+        return Expected(tokens=math.exp(log_tokens), error=math.sqrt(measured))
 
     def _member_variance(self) -> float:
         freedom, squares = self._within

@@ -142,8 +142,7 @@ class SimulatedRound:
         seen = logs + rng.normal(0.0, error, len(logs))
         trust = logs.var() / (logs.var() + error**2) if error else 1.0
         posterior, sigma = logs.mean() + trust * (seen - logs.mean()), float(np.sqrt((1 - trust) * logs.var()))
-        member_sigma = float(np.sqrt(np.log(np.maximum(self._lengths, 1)).var(axis=1, ddof=1).mean()))
-        expected = [Expected(tokens=float(np.exp(one)), error=sigma, member_sigma=member_sigma) for one in posterior]
+        expected = [Expected(tokens=float(np.exp(one)), error=sigma) for one in posterior]
         return lambda request: expected[request.order]
 
     def _make_rollout(self, rng: np.random.Generator, has_detail: bool) -> RolloutSide:
