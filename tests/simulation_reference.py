@@ -5,6 +5,7 @@ its running requests. Policies are searches over plain lists. It is slow, and it
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Reference:
     def has_ties(self) -> bool:
         """Requests of two replicas ended together: which of them frees its slot first is nobody's to say."""
         moments = sorted((moment, index) for index, ends in self.ended_at.items() for moment in ends)
-        pairs = zip(moments, moments[1:], strict=False)
+        pairs = pairwise(moments)
         return any(one[1] != other[1] and other[0] - one[0] < 1e-6 for one, other in pairs)
 
     def run(self) -> "Reference":

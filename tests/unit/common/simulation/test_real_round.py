@@ -117,7 +117,7 @@ def real_round(scenario: Scenario, index: int = 0) -> round_lab.Lab:
         verifier=TimedVerifier(texts),
         index=index,
         version=index,
-        limits={name: 1e6 for name in ("group_timeout_s", "request_timeout_s", "update_timeout_s", "stall_s")},
+        limits=dict.fromkeys(("group_timeout_s", "request_timeout_s", "update_timeout_s", "stall_s"), 1000000.0),
         **{name: getattr(scenario, name) for name in SHARED},
     )
     if lab.error is not None:
