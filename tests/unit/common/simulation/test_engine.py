@@ -12,6 +12,8 @@ from common.simulation.agenda import Agenda
 from common.simulation.engine import Job, Replica
 from common.simulation.models import EngineModel, Scenario, TrainerModel
 
+pytestmark = pytest.mark.timeout(60)  # a replica that cannot go on would otherwise hang for long
+
 STEPS = EngineModel(capacity=8, step_s=1.0, step_per_request_s=0.25)
 
 
