@@ -55,11 +55,17 @@ class LogNormalLengths:
 class EmpiricalLengths:
     """Whole groups of recorded lengths, drawn with replacement; members are drawn from their group's."""
 
-    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
-        """Raises DataError where nothing was recorded."""
+    def __init__(self, groups: Sequence[Sequence[int]], cap: int | None = None) -> None:
+        """`cap`: the length at which they were cut off, if any was. Raises DataError where nothing was recorded."""
+        self.cap = cap
         self._groups = [np.asarray(lengths, dtype=np.int64) for lengths in groups if len(lengths)]
         if not self._groups:
             raise DataError(explain("lengths", "need at least one recorded group", len(groups), "record a round first"))
+
+    @property
+    def num_groups(self) -> int:
+        """Recorded groups."""
+        return len(self._groups)
 
     def draw(self, rng: np.random.Generator, num_groups: int, num_members: int) -> Lengths:
         """As `LengthModel.draw`; a group of K recorded members keeps all of them."""

@@ -52,6 +52,7 @@ def simulate(
         responses_per_group=scenario.responses_per_group,
         groups_per_update=scenario.groups_per_update,
         max_logprob_gap=None,
+        is_simulated=True,
     )
     num_steps = 0
     for index in range(scenario.rounds):

@@ -4,6 +4,7 @@ Everything is checked from the events alone, by plain search over them.
 """
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
@@ -158,7 +159,7 @@ def check_trainer(lab: Lab, index: int) -> None:
     rollout_done = lab.of("rollout_done", index)[0]["t"]
     assert rollout_done == max(complete.values())
     computes = lab.of("compute", index)
-    for one, other in zip(computes, computes[1:], strict=False):
+    for one, other in pairwise(computes):
         assert other["start"] >= one["t"]
     trained = [event for event in computes if event["phase"] == "accumulate"]
     for event in trained:
