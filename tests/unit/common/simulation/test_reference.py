@@ -80,22 +80,15 @@ def longest_step_s(scenario: Scenario) -> float:
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
-def test_with_little_memory_the_same_requests_are_put_back_within_a_few_steps(seed: int) -> None:
-    """Fluid memory is full up to a step earlier or later than whole tokens say, at each put-back."""
+def test_with_little_memory_the_rollout_ends_within_half_a_step_a_put_back(seed: int) -> None:
+    """Fluid memory is full up to a step later than whole tokens say, at each put-back; some of that cancels out."""
     kv_tokens = int(np.random.default_rng(seed).integers(30, 150))
     engine = EngineModel(capacity=6, step_s=1.0, kv_tokens=kv_tokens)
     scenario = varied(seed, engine=engine, prompt_tokens=5)
     lab, reference = run(scenario), reference_of(scenario)
     assert set(lab.moments("response")) == {name(member) for member in reference.ended}
-    makespan = max(reference.ended.values())
-    assert lab.rounds[0].rollout_s == pytest.approx(
-        max(reference.complete.values()), abs=2 * engine.step_s * (1 + reference.num_put_back)
-    )
-    assert makespan >= scenario.lengths.draw(np.random.default_rng(0), *_shape(scenario)).max()
-
-
-def _shape(scenario: Scenario) -> tuple[int, int]:
-    return scenario.groups_per_round, scenario.responses_per_group
+    within_s = 0.5 * engine.step_s * (1 + reference.num_put_back)
+    assert lab.rounds[0].rollout_s == pytest.approx(max(reference.complete.values()), abs=within_s)
 
 
 def test_the_random_scenarios_reach_what_they_are_meant_to() -> None:
