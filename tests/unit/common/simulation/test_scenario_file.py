@@ -235,7 +235,9 @@ def test_a_large_run_leaves_out_single_requests_and_says_so(tmp_path: Path, monk
     assert "fgd: 96 requests, more than 95: the timeline has no events of single ones" in console.export_text()
     assert "response" not in {event["kind"] for event in run_events(tmp_path / "out" / "fgd")}
     report(tmp_path / "out" / "fgd", quiet())
-    assert "only the trainer is drawn" in (tmp_path / "out" / "fgd" / "report.html").read_text()
+    text = (tmp_path / "out" / "fgd" / "report.html").read_text()
+    assert "engines and verifier are not drawn" in text
+    assert all(row["rollout_tokens_per_s"] is None for row in page_data(text)["rounds"]), "not known is not 0"
 
 
 @pytest.mark.parametrize(
