@@ -198,7 +198,7 @@ class _Round:
             "trainer_compute_s": compute,
             "waiting_ratio": _ratio(wait, wait + compute),
             "waiting_ratio_first": _ratio(first_dispatch, r2t_end),
-            "rollout_tokens_per_s": _ratio(self.tokens_generated, rollout),
+            "rollout_tokens_per_s": _ratio(self.tokens_generated or None, rollout),
             "train_tokens_per_s": _ratio(self._tokens(), compute),
         }
 

@@ -25,7 +25,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 
 `request` and `group` are strings: `r3/g17/m2`, `r3/g17`, where 17 is the group's order. A request leaves its engine with its
 `response` or `retry`, at the latest with its group's `group_drop`. An accumulate covers one group; `update` counts within the
-round. Figures of a round: `common.metrics`.
+round. The `run_start` of a simulated run has `is_simulated: true`. Figures of a round: `common.metrics`.
 """
 
 import json

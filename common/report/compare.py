@@ -63,7 +63,7 @@ def write_compare_report(compare_dir: Path) -> Path:
         "title": compare_dir.resolve().name,
         "sides": sides,
         "settings": summary.settings(base.info),
-        "rows": [_row(row, sides) for row in ROWS],
+        "rows": [_row(row, sides) for row in ROWS if any(side.medians[row[0]] is not None for side in sides)],
         "tiles": [_tile(side, base) for side in sides],
     }
     data = {"charts": [{"title": side.label, **side.chart} for side in sides if side.chart], "compare": True}

@@ -34,12 +34,13 @@ def write_report(run_dir: Path) -> Path:
         "settings": summary.settings(info),
         "config_text": yaml.safe_dump(info.config, sort_keys=False) if info.config else "",
         "tiles": summary.tiles(info, rounds),
-        "columns": summary.COLUMNS,
+        "columns": summary.columns(info),
         "rounds": rounds,
         "books": summary.books_rows(rounds),
         "incidents": lines,
         "num_incidents": num_lines,
         "elapsed": seconds(info.end_s),
+        "has_requests": any(event["kind"] == "response" for event in events),
     }
     return write_page(run_dir / "report.html", "report.html.j2", context, page_data(info, rounds, events))
 

@@ -52,6 +52,7 @@ class RunInfo:
     config: dict[str, Any]  # as in config.yaml; empty where that is missing
     end_s: float  # of the last event
     num_planned_rounds: int | None
+    is_simulated: bool = False
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
@@ -80,6 +81,7 @@ def run_info(run_dir: Path, events: list[Event]) -> RunInfo:
         config=config,
         end_s=events[-1]["t"],
         num_planned_rounds=start.get("rounds") or config.get("rounds"),
+        is_simulated=bool(start.get("is_simulated")),
     )
 
 

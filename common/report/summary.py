@@ -38,6 +38,8 @@ COLUMNS: tuple[Column, ...] = (
     ("Step", "optimizer steps so far", lambda m: DASH if m.optimizer_step is None else str(m.optimizer_step)),
 )
 
+_OF_ANSWERS = frozenset({"Reward", "Retries", "Log-prob gap", "Loss", "Grad norm"})  # titles of columns and tiles
+
 _SETTINGS = (
     ("Model", "model.path"),
     ("Model", "model.recipe"),
@@ -45,8 +47,13 @@ _SETTINGS = (
     ("Groups a round (R)", "groups_per_round"),
     ("Responses a group (K)", "responses_per_group"),
     ("Groups an update (U)", "groups_per_update"),
+    ("Requests arrive", "request_order"),
     ("Engines", "rollout.replicas"),
     ("Slots an engine", "rollout.capacity"),
+    ("Engines", "engine.replicas"),
+    ("Slots an engine", "engine.capacity"),
+    ("Key-value tokens an engine", "engine.kv_tokens"),
+    ("Contention", "contention"),
     ("Trainer", "trainer"),
     ("Trainer ranks", "training.ranks"),
     ("Loss", "training.loss"),
@@ -61,7 +68,12 @@ _SETTINGS = (
 def settings(info: RunInfo) -> list[tuple[str, str]]:
     """The configuration in a few words."""
     found = ((label, nested(info.config, path)) for label, path in _SETTINGS)
-    return [(label, plain(value)) for label, value in found if value is not None]
+    return [(label, plain(value)) for label, value in found if value is not None and not isinstance(value, dict)]
+
+
+def columns(info: RunInfo) -> tuple[Column, ...]:
+    """Those of the table of rounds; a simulation has no answers, so no rewards, losses or gaps."""
+    return tuple(column for column in COLUMNS if not info.is_simulated or column[0] not in _OF_ANSWERS)
 
 
 def _median(values: list[float | None]) -> float | None:
@@ -101,7 +113,8 @@ def tiles(info: RunInfo, rounds: list[RoundMetrics]) -> list[dict[str, str]]:
         ("Training tokens/s", number(into), "of compute, median round", "train"),
         ("Log-prob gap", small(gap), f"largest; limit {small(limit) if limit else 'not set'}", "bad" if is_over else "plain"),
     )
-    return [dict(zip(("label", "value", "note", "role"), row, strict=True)) for row in rows]
+    shown = [row for row in rows if not info.is_simulated or row[0] not in _OF_ANSWERS]
+    return [dict(zip(("label", "value", "note", "role"), row, strict=True)) for row in shown]
 
 
 def books_rows(rounds: list[RoundMetrics]) -> list[dict[str, Any]]:

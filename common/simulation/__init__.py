@@ -7,6 +7,8 @@
     trainer.py    the consuming side: waits, accumulates, steps
     rollout.py    the producing side: policy, placement, replicas, verifier
     run.py        rounds from start to publish, and the timeline they leave
+    scenario_file.py   scenarios from YAML, and in words
+    schedules.py  one scenario under several schedules, side by side
 
 Policies, queue, placement, timeline and figures are those of a real run, not copies.
 """

@@ -5,7 +5,8 @@ start would have. A request that enters at `decoded = v` with n tokens to go is 
 meanwhile. That makes each event O(log running).
 
 Prompts are computed one at a time, and nothing is decoded meanwhile. Where key-value memory runs out, the youngest request
-is put back in front of the replica's own queue and, once there is room, computed again up to where it was.
+is put back in front of the replica's own queue. When a request has ended and there is room, it is computed again up to where
+it was: until then the others only grow, so it would not fit.
 """
 
 from collections import deque
@@ -44,9 +45,16 @@ class Replica:
         self._ends: list[tuple[float, int, Job]] = []  # of running requests, and of some put back
         self._count = 0
         self._plan = 0
+        self._target = 0.0  # `decoded` at the planned event
+        self.num_put_back = 0
         self._queue: deque[Job] = deque()  # placed here, and no memory yet
         self._running: dict[Job, None] = {}  # oldest first; kept only where memory is limited
         self._held = 0.0  # tokens in memory = _held + num_running * decoded
+
+    @property
+    def memory_tokens(self) -> float:
+        """Key-value memory in use, at the latest event; followed only where memory is limited."""
+        return self._held + self.num_running * self._decoded
 
     def add(self, job: Job) -> None:
         """A request enters; call `plan` after the last of a batch."""
@@ -77,24 +85,28 @@ class Replica:
             heappop(self._ends)
         to_go = self._ends[0][0] - self._decoded
         if self._model.kv_tokens is not None and self.num_running > 1:
-            to_go = min(to_go, (self._model.kv_tokens - self._memory()) / self.num_running)
-        seconds = (self._prefill_s + max(to_go, 0.0) * self._step_s()) / self.speed
+            to_go = min(to_go, (self._model.kv_tokens - self.memory_tokens) / self.num_running)
+        to_go = max(to_go, 0.0)
+        self._target = self._decoded + to_go
+        seconds = (self._prefill_s + to_go * self._step_s()) / self.speed
         plan = self._plan
         self._agenda.after(seconds, lambda: self._happen(plan))
 
     def _happen(self, plan: int) -> None:
         if plan != self._plan:
             return  # something has changed since it was planned
-        self.advance()
+        self._updated_s = self._agenda.now_s
+        self._decoded, self._prefill_s = self._target, 0.0  # not by the clock, which late in a long run is too coarse
         done: list[Job] = []
         while self._ends and self._ends[0][0] <= self._decoded + _ROUNDING:
             end, _, job = heappop(self._ends)
             if job.is_running and end == self._end_of(job):
                 self._leave(job)
                 done.append(job)
-        if not done and self._is_full():
+        if done:
+            self._let_in()
+        elif self._is_full():
             self._put_back_youngest()
-        self._let_in()
         for job in done:
             self._on_done(self, job)
         self.plan()
@@ -105,16 +117,13 @@ class Replica:
     def _end_of(self, job: Job) -> float:
         return job.entered + job.tokens
 
-    def _memory(self) -> float:
-        return self._held + self.num_running * self._decoded
-
     def _is_full(self) -> bool:
         limit = self._model.kv_tokens
-        return limit is not None and self._memory() >= limit - _ROUNDING * self.num_running
+        return limit is not None and self.memory_tokens >= limit - _ROUNDING * self.num_running
 
     def _has_room(self, tokens: float) -> bool:
         limit = self._model.kv_tokens
-        return limit is None or not self.num_running or self._memory() + tokens <= limit
+        return limit is None or not self.num_running or self.memory_tokens + tokens <= limit
 
     def _enter(self, job: Job) -> None:
         tokens = len(job.request.prompt_ids) + job.had
@@ -142,6 +151,7 @@ class Replica:
         """One request alone is never put back: it could not end anywhere else either."""
         if self.num_running < 2:
             return
+        self.num_put_back += 1
         job = next(reversed(self._running))
         self._leave(job)
         job.had = self._decoded - job.entered

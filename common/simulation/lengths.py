@@ -1,5 +1,6 @@
 """Response lengths of a round, R x K whole numbers of tokens; the same for a seed and round whatever the schedule."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,12 +32,13 @@ class LogNormalLengths:
     loop_share: float = 0.0  # of responses that run into the cap, whatever their prompt
 
     def __post_init__(self) -> None:
-        if not self.median > 0:
+        if not 0 < self.median < math.inf:
             raise ConfigError(explain("lengths.median", "must be above 0", self.median, "raise it"))
-        if min(self.prompt_sigma, self.member_sigma) < 0:
-            sigmas = (self.prompt_sigma, self.member_sigma)
-            raise ConfigError(explain("lengths", "sigmas must be 0 or more", sigmas, "raise them"))
-        if self.cap < 1:
+        for name in ("prompt_sigma", "member_sigma"):
+            if not 0 <= getattr(self, name) < math.inf:
+                rule = "must be a number of 0 or more"
+                raise ConfigError(explain(f"lengths.{name}", rule, getattr(self, name), "raise it"))
+        if not self.cap >= 1:
             raise ConfigError(explain("lengths.cap", "must be at least 1", self.cap, "raise it"))
         if not 0 <= self.loop_share <= 1:
             raise ConfigError(explain("lengths.loop_share", "must be between 0 and 1", self.loop_share, "change it"))
@@ -53,11 +55,17 @@ class LogNormalLengths:
 class EmpiricalLengths:
     """Whole groups of recorded lengths, drawn with replacement; members are drawn from their group's."""
 
-    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
-        """Raises DataError where nothing was recorded."""
+    def __init__(self, groups: Sequence[Sequence[int]], cap: int | None = None) -> None:
+        """`cap`: the length at which they were cut off, if any was. Raises DataError where nothing was recorded."""
+        self.cap = cap
         self._groups = [np.asarray(lengths, dtype=np.int64) for lengths in groups if len(lengths)]
         if not self._groups:
             raise DataError(explain("lengths", "need at least one recorded group", len(groups), "record a round first"))
+
+    @property
+    def num_groups(self) -> int:
+        """Recorded groups."""
+        return len(self._groups)
 
     def draw(self, rng: np.random.Generator, num_groups: int, num_members: int) -> Lengths:
         """As `LengthModel.draw`; a group of K recorded members keeps all of them."""

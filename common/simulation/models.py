@@ -6,8 +6,9 @@ Times are seconds, lengths are tokens. A step of a replica decodes one token of 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from common.config import GroupOrder, RequestOrder
 from common.errors import ConfigError, explain
@@ -22,16 +23,27 @@ def check_number(field_: str, value: Any, rule: str, ok: bool) -> None:
         raise ConfigError(explain(field_, rule, value, "change it"))
 
 
+def _check_count(prefix: str, owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        check_number(prefix + name, value, "must be a whole number above 0", isinstance(value, int) and value > 0)
+
+
 def _check_positive(prefix: str, owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        check_number(f"{prefix}.{name}", value, "must be a number above 0", isinstance(value, int | float) and value > 0)
+        check_number(prefix + name, value, "must be a number above 0", isinstance(value, int | float) and value > 0)
 
 
 def _check_not_negative(prefix: str, owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        check_number(f"{prefix}.{name}", value, "must be a number of 0 or more", isinstance(value, int | float) and value >= 0)
+        check_number(prefix + name, value, "must be a number of 0 or more", isinstance(value, int | float) and value >= 0)
+
+
+def _check_choice(field_: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(explain(field_, f"must be one of {', '.join(choices)}", value, "choose one"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +58,11 @@ class EngineModel:
     kv_tokens: int | None = None  # tokens of key-value memory of one replica; None: no limit
 
     def __post_init__(self) -> None:
-        _check_positive("engine", self, "replicas", "capacity", "step_s")
-        _check_not_negative("engine", self, "step_per_request_s", "prefill_s_per_token")
+        _check_count("engine.", self, "replicas", "capacity")
+        _check_positive("engine.", self, "step_s")
+        _check_not_negative("engine.", self, "step_per_request_s", "prefill_s_per_token")
         if self.kv_tokens is not None:
-            _check_positive("engine", self, "kv_tokens")
+            _check_positive("engine.", self, "kv_tokens")
 
     def tokens_per_s(self, running: int) -> float:
         """Of one replica, all requests together, without prefill."""
@@ -64,7 +77,7 @@ class VerifierModel:
     sigma: float = 0.0  # of the logarithm
 
     def __post_init__(self) -> None:
-        _check_not_negative("verifier", self, "seconds", "sigma")
+        _check_not_negative("verifier.", self, "seconds", "sigma")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +90,7 @@ class TrainerModel:
     starts_at: str = "first"  # an update begins with its `first` complete group, or with its `last` (the paper's: the U-th)
 
     def __post_init__(self) -> None:
-        _check_not_negative("trainer", self, "token_s", "group_s", "update_s")
+        _check_not_negative("trainer.", self, "token_s", "group_s", "update_s")
         if self.starts_at not in ("first", "last"):
             raise ConfigError(explain("trainer.starts_at", "must be first or last", self.starts_at, "use first"))
 
@@ -107,10 +120,13 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ConfigError(explain("schedule", f"must be one of {', '.join(SCHEDULES)}", self.schedule, "choose one"))
-        _check_positive("scenario", self, "rounds", "groups_per_round", "responses_per_group", "groups_per_update")
-        _check_not_negative("scenario", self, "prompt_tokens", "publish_s", "order_spread")
+        _check_choice("schedule", self.schedule, SCHEDULES)
+        _check_choice("request_order", self.request_order, get_args(RequestOrder))
+        _check_choice("group_order", self.group_order, get_args(GroupOrder))
+        _check_count("", self, "rounds", "groups_per_round", "responses_per_group", "groups_per_update")
+        is_count = isinstance(self.prompt_tokens, int) and self.prompt_tokens >= 0
+        check_number("prompt_tokens", self.prompt_tokens, "must be a whole number of 0 or more", is_count)
+        _check_not_negative("", self, "publish_s", "order_spread")
         if self.frontier_width is not None:
             ok = isinstance(self.frontier_width, int) and self.frontier_width >= 1
             check_number("frontier_width", self.frontier_width, "must be at least 1", ok)
@@ -119,7 +135,7 @@ class Scenario:
             raise ConfigError(explain("groups_per_update", rule, self.groups_per_update, "lower it"))
         check_number("contention", self.contention, "must be a number of 1 or more", self.contention >= 1)
         if self.predictor_error is not None:
-            _check_not_negative("scenario", self, "predictor_error")
+            _check_not_negative("", self, "predictor_error")
 
     @property
     def capacity(self) -> int:

@@ -100,7 +100,7 @@ class RolloutSide:
             reason = FinishReason.LENGTH if job.tokens == self._cap else FinishReason.STOP
             version = self._groups[request.order].weight_version
             fields = {"tokens": job.tokens, "finish_reason": reason, "version": version}
-            self._emit("response", request, replica, start=started_s, **fields)
+            self._emit("response", request, replica, start=round(started_s, 6), **fields)
         self._admit(replica)
         self._verify(job)
 
@@ -116,7 +116,7 @@ class RolloutSide:
         request, group = job.request, self._groups[job.request.order]
         if self._has_detail:
             ids = {"group": group.group_id, "member": request.member}
-            self._timeline.emit("verify", round=self._index, start=finished_s, **ids, status=Verdict.OK, reward=None)
+            self._timeline.emit("verify", round=self._index, start=round(finished_s, 6), **ids, status=Verdict.OK, reward=None)
         group.num_missing -= 1
         group.num_tokens += job.tokens
         if not group.num_missing:

@@ -59,6 +59,7 @@ def simulate(
         responses_per_group=scenario.responses_per_group,
         groups_per_update=scenario.groups_per_update,
         max_logprob_gap=None,
+        is_simulated=True,
     )
     num_steps, history = 0, History()
     for index in range(first_round, scenario.rounds):
@@ -217,7 +218,7 @@ class SimulatedRound:
 
     def _published(self, start: float) -> None:
         if self._scenario.publish_s:
-            self._timeline.emit("publish", round=self._index, start=start, phase="transfer", version=self._index + 1)
+            self._timeline.emit("publish", round=self._index, start=round(start, 6), phase="transfer", version=self._index + 1)
         num_groups = self._scenario.groups_per_round
         num_requests = num_groups * self._scenario.responses_per_group
         books = {"groups": num_groups, "refilled": 0, "trained": num_groups, "filtered": 0, "dropped": 0}

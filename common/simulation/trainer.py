@@ -1,5 +1,6 @@
 """The consuming side of a simulated round: waits for groups, accumulates them, steps. Events are those of `common.train_side`."""
 
+from collections import deque
 from collections.abc import Callable
 
 from common.errors import RoundFinished
@@ -38,7 +39,7 @@ class TrainerSide:
         self._speed = 1.0
         self._is_busy = self._has_ended = False
         self._waits_since = agenda.now_s
-        self._taken: list[SimulatedGroup] = []  # of the open update, not yet accumulated
+        self._taken: deque[SimulatedGroup] = deque()  # of the open update, not yet accumulated
         self._in_update: list[SimulatedGroup] = []  # accumulated
         self._closes = False  # the open update has all its groups
         self._update = 0
@@ -89,7 +90,7 @@ class TrainerSide:
     def _next(self) -> None:
         """Accumulate the next group, step, or wait again."""
         if self._taken:
-            group = self._taken.pop(0)
+            group = self._taken.popleft()
             self._compute("accumulate", group, self._model.group_s + self._model.token_s * group.num_tokens)
         elif self._closes:
             self._compute("finish", None, self._model.update_s)
@@ -119,7 +120,7 @@ class TrainerSide:
         phase, group, start = self._job
         self.compute_s += self._agenda.now_s - start
         name = group.group_id if group else None
-        self._timeline.emit("compute", round=self._index, start=start, phase=phase, update=self._update, group=name)
+        self._timeline.emit("compute", round=self._index, start=round(start, 6), phase=phase, update=self._update, group=name)
         if group is not None:
             self._in_update.append(group)
             self._tokens += group.num_tokens
@@ -146,7 +147,7 @@ class TrainerSide:
         )
 
     def _end_wait(self) -> None:
-        self._timeline.emit("wait", round=self._index, start=self._waits_since, on="group")
+        self._timeline.emit("wait", round=self._index, start=round(self._waits_since, 6), on="group")
 
     def _set_busy(self, is_busy: bool) -> None:
         if is_busy != self._is_busy:

@@ -170,7 +170,8 @@ function levelsNeeded(markers, span, narrow) {
     const bars = shown()[0].engines.some((engine) => engine.bars);
     const what = bars ? "One bar per request on its engine slot" : "Requests in flight on each engine";
     const some = DATA.charts.length < DATA.rounds.length ? ` ${DATA.charts.length} of ${DATA.rounds.length} rounds are in this page.` : "";
-    document.getElementById("gantt-note").textContent = `${what}; below, what the trainer did meanwhile.${some}`;
+    const engines = shown()[0].engines.length ? `${what}; below, what the trainer did meanwhile.` : "What the trainer did.";
+    document.getElementById("gantt-note").textContent = engines + some;
     repaint();
   };
   buttons.forEach((button, index) => button.addEventListener("click", () => { select.selectedIndex += index ? 1 : -1; refresh(); }));
