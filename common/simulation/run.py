@@ -14,7 +14,7 @@ from common.requests import arrange, derive_seed, group_name, group_requests
 from common.round import make_policy
 from common.simulation.agenda import Agenda
 from common.simulation.group import SimulatedGroup
-from common.simulation.lengths import Lengths
+from common.simulation.lengths import Lengths, lengths_of_round
 from common.simulation.models import Scenario
 from common.simulation.rollout import RolloutSide
 from common.simulation.trainer import TrainerSide
@@ -75,7 +75,8 @@ class SimulatedRound:
             order=scenario.group_order,
         )
         rng = np.random.default_rng([abs(scenario.seed), index])
-        self._lengths = scenario.lengths.draw(rng, scenario.groups_per_round, scenario.responses_per_group)
+        shape = (scenario.groups_per_round, scenario.responses_per_group)
+        self._lengths = lengths_of_round(scenario.lengths, index, rng, shape)
         self._policy = self._make_policy()
         self._trainer = TrainerSide(
             scenario.trainer,
@@ -200,4 +201,4 @@ def spread(requests: Sequence[Request], by: float, seed: int) -> list[Request]:
 def lengths_of(scenario: Scenario, index: int = 0) -> Lengths:
     """The lengths that round `index` of this scenario has."""
     rng = np.random.default_rng([abs(scenario.seed), index])
-    return scenario.lengths.draw(rng, scenario.groups_per_round, scenario.responses_per_group)
+    return lengths_of_round(scenario.lengths, index, rng, (scenario.groups_per_round, scenario.responses_per_group))

@@ -1,0 +1,139 @@
+"""The parts of a pipeline in numbers, from what a run recorded. docs/calibration.md tells how well.
+
+Engine: while a response of n tokens is on its replica, the replica makes n steps, and computes the prompts of all requests that
+enter meanwhile, its own included:
+
+    seconds = step_s * n
+            + step_per_request_s * (running requests, summed over the n steps)
+            + prefill_s_per_token * prompt tokens
+
+Linear in the three numbers, but for the steps: how many fall into a stretch with so many running depends on the first two. So
+they are counted with the last estimate, and the least squares repeated until nothing moves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.config import RolloutConfig
+from common.errors import DataError, explain
+from common.simulation.models import EngineModel, TrainerModel, VerifierModel
+from common.simulation.recording import Floats, RecordedRound, Served
+
+MIN_RESPONSES = 16
+MIN_GROUPS = 4
+_MAX_PASSES = 200
+_LEAST_STEP_S = 1e-7  # a replica takes some time, whatever the fit says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Least squares with no negative coefficient."""
+
+    coefficients: Floats
+    explained: float  # share of the variance; 1.0 where there is none
+
+
+def least_squares(columns: Floats, values: Floats) -> Fit:
+    """`columns` (N, C) times coefficients is near `values` (N,).
+
+    A column that would get a negative coefficient is left out, and so is one that the earlier columns already determine: what
+    did not vary cannot be told apart.
+    """
+    kept: list[int] = []
+    for place in range(columns.shape[1]):
+        some = columns[:, [*kept, place]]
+        scale = np.linalg.norm(some, axis=0)
+        if scale[-1] > 0 and np.linalg.matrix_rank(some / scale, tol=1e-6) == len(kept) + 1:
+            kept.append(place)
+    found = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
+    while len(kept) and found.min() < 0:
+        del kept[int(found.argmin())]
+        found = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
+    coefficients = np.zeros(columns.shape[1])
+    coefficients[kept] = found
+    spread = float(((values - values.mean()) ** 2).sum())
+    left = float(((values - columns @ coefficients) ** 2).sum())
+    return Fit(coefficients=coefficients, explained=1 - left / spread if spread > 0 else 1.0)
+
+
+class Steps:
+    """One replica in one round: what ran when."""
+
+    def __init__(self, served: Served) -> None:
+        self.seconds = served.end_s - served.start_s
+        self.tokens = served.tokens.astype(float)
+        starts, ends = np.sort(served.start_s), np.sort(served.end_s)
+        times = np.union1d(starts, ends)
+        self._stretch_s = np.diff(times)
+        self._running = np.searchsorted(starts, times[:-1], "right") - np.searchsorted(ends, times[:-1], "right")
+        self._first, self._last = np.searchsorted(times, served.start_s), np.searchsorted(times, served.end_s)
+        by_start = np.argsort(served.start_s, kind="stable")
+        prompts = np.concatenate([[0], np.cumsum(served.prompt_tokens[by_start])])
+        entered = (np.searchsorted(starts, moment, "left") for moment in (served.end_s, served.start_s))
+        self.prompts = np.subtract(*(prompts[place] for place in entered)).astype(float)
+
+    def running(self, step_s: float, step_per_request_s: float) -> Floats:
+        """Running requests, summed over the steps of each response (N,)."""
+        steps = self._stretch_s / np.maximum(step_s + step_per_request_s * self._running, _LEAST_STEP_S)
+        num_steps, num_running = (self._within(values) for values in (steps, steps * self._running))
+        return np.asarray(self.tokens * num_running / np.maximum(num_steps, _LEAST_STEP_S))
+
+    def alone_s(self, engine: EngineModel) -> Floats:
+        """Seconds of each response by the model, with what ran beside it on its replica (N,)."""
+        running = self.running(engine.step_s, engine.step_per_request_s)
+        decoding_s = engine.step_s * self.tokens + engine.step_per_request_s * running
+        return decoding_s + engine.prefill_s_per_token * self.prompts
+
+    def _within(self, stretches: Floats) -> Floats:
+        """Sum over the stretches of each response's life (N,)."""
+        sums = np.concatenate([[0.0], np.cumsum(stretches)])
+        return np.asarray(sums[self._last] - sums[self._first])
+
+
+def fit_engine(rounds: Sequence[RecordedRound], rollout: RolloutConfig, field: str) -> tuple[EngineModel, float]:
+    """The model, and the share of the variance of seconds that it explains. Raises DataError where too little was recorded."""
+    parts = [Steps(served) for one in rounds for served in one.served]
+    num_responses = sum(len(part.tokens) for part in parts)
+    if num_responses < MIN_RESPONSES:
+        raise DataError(explain(field, f"needs at least {MIN_RESPONSES} responses", num_responses, "record longer rounds"))
+    seconds, tokens, prompts = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("seconds", "tokens", "prompts")
+    )
+    step = np.array([seconds.sum() / tokens.sum(), 0.0])
+    for _ in range(_MAX_PASSES):
+        running = np.concatenate([part.running(*step) for part in parts])
+        fit = least_squares(np.stack([tokens, running, prompts], axis=1), seconds)
+        moved = np.abs(fit.coefficients[:2] - step).max()
+        step = fit.coefficients[:2]
+        if moved <= 1e-9 * step.sum():
+            break
+    step_s, step_per_request_s, prefill_s = (float(value) for value in fit.coefficients)
+    model = EngineModel(
+        replicas=rollout.replicas,
+        capacity=rollout.capacity,
+        step_s=max(step_s, _LEAST_STEP_S),
+        step_per_request_s=step_per_request_s,
+        prefill_s_per_token=prefill_s,
+    )
+    return model, fit.explained
+
+
+def fit_trainer(rounds: Sequence[RecordedRound], field: str) -> tuple[TrainerModel, float]:
+    """As `fit_engine`: accumulation per token and per group; the rest of the trainer's time per update."""
+    tokens = np.concatenate([one.group_tokens for one in rounds]).astype(float)
+    seconds = np.concatenate([np.diff(one.accumulations)[:, 0] for one in rounds])
+    if len(tokens) < MIN_GROUPS:
+        raise DataError(explain(field, f"needs at least {MIN_GROUPS} trained groups", len(tokens), "record longer rounds"))
+    fit = least_squares(np.stack([tokens, np.ones_like(tokens)], axis=1), seconds)
+    token_s, group_s = (float(value) for value in fit.coefficients)
+    update_s = sum(one.between_s for one in rounds) / sum(one.metrics.updates for one in rounds)
+    return TrainerModel(token_s=token_s, group_s=group_s, update_s=update_s), fit.explained
+
+
+def fit_verifier(rounds: Sequence[RecordedRound]) -> VerifierModel:
+    """Log-normal seconds; none where nothing was scored or it took no time."""
+    seconds = np.concatenate([one.verify_s for one in rounds])
+    logs = np.log(seconds[seconds > 0])
+    return VerifierModel(seconds=float(np.exp(logs.mean())), sigma=float(logs.std())) if len(logs) else VerifierModel()
