@@ -108,7 +108,8 @@ def fit_contention(calibration: Calibration, recording: Recording) -> float:
     """From the overlap of rollout and training in `recording`. Raises DataError where there is too little of it."""
     contention = contention_of(recording.rounds, calibration.engine, calibration.trainer)
     if contention is None:
-        rule = f"needs a {recording.directory.name} part with {MIN_BESIDE} responses and {MIN_BESIDE} accumulations beside each other"
+        name, least = recording.directory.name, f"{MIN_BESIDE} responses and {MIN_BESIDE} accumulations"
+        rule = f"needs {least} of its {name} part that ran beside each other, for the contention factor"
         raise DataError(explain(FIELD, rule, f"{len(recording.rounds)} rounds", "record more rounds, or larger ones"))
     return contention
 
@@ -196,7 +197,8 @@ def _num_responses(calibration: Calibration) -> str:
 
 def prediction_table(rows: list[dict[str, Any]]) -> Table:
     """Medians side by side."""
-    table = Table(box=box.SIMPLE_HEAD, title="rollout to train end, medians of the rounds", title_justify="left")
+    title = "rollout to train end, medians of the rounds"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
     for heading in ("schedule", "", "measured", "predicted", "error", "first dispatch\nmeasured", "\npredicted"):
         table.add_column(heading, justify="left" if heading in ("schedule", "") else "right", no_wrap=True)
     for row in rows:

@@ -4,10 +4,10 @@ On each side, the seconds of an event (a response, an accumulation) are compared
 
     alone_s = (seconds - beside_s) + beside_s / factor        beside_s: those during which the other side ran too
 
-summed over the events that lay mostly beside. `alone_s` is first scaled so that the events that lay alone come out right: a machine
-that was faster or slower in this run than in the one that the models come from has nothing to do with contention. The round time would
-be the worse measure: under first come first served most of a round is spent with one side waiting, and its noise would all be
-taken for contention.
+summed over the events that lay mostly beside. `alone_s` is first scaled so that the events that lay alone come out right: that a
+machine was faster or slower in this run than in the one that the models come from has nothing to do with contention. The round
+time would be the worse measure: under first come first served one side waits for most of a round, and the noise of all of it
+would be taken for contention.
 """
 
 from collections.abc import Sequence

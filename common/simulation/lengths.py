@@ -66,33 +66,22 @@ class EmpiricalLengths:
         return np.maximum(np.stack(rows), 1)
 
 
-class RecordedLengths:
-    """The very lengths of a run, round by round: each (R, K). Round i of a simulation has those of place i, from the front again
-    where there are fewer."""
+class RecordedLengths(EmpiricalLengths):
+    """The very lengths of a run: round i of a simulation of that size has those of place i, from the front again where there
+    are fewer; rounds of another size are drawn from the recorded groups."""
 
     def __init__(self, rounds: Sequence[Lengths]) -> None:
-        """Raises DataError where nothing was recorded."""
-        if not rounds:
-            raise DataError(explain("lengths", "need at least one recorded round", len(rounds), "record a round first"))
+        """`rounds`: (R, K) each. Raises DataError where nothing was recorded."""
+        super().__init__([group for lengths in rounds for group in lengths])
         self._rounds = list(rounds)
 
     def of_round(self, index: int) -> Lengths:
-        """Tokens of each response of round `index`."""
+        """(R, K)."""
         return self._rounds[index % len(self._rounds)]
-
-    def draw(self, rng: np.random.Generator, num_groups: int, num_members: int) -> Lengths:
-        """As `LengthModel.draw`, of any recorded round; raises DataError where it has another shape."""
-        lengths = self.of_round(int(rng.integers(len(self._rounds))))
-        if lengths.shape != (num_groups, num_members):
-            rule = f"must be those of {num_groups} groups of {num_members}"
-            raise DataError(explain("lengths", rule, lengths.shape, "simulate rounds of the recorded size"))
-        return lengths
 
 
 def lengths_of_round(model: LengthModel, index: int, rng: np.random.Generator, shape: tuple[int, int]) -> Lengths:
-    """Tokens of each response of round `index`, `shape` (R, K): recorded, or drawn."""
-    if isinstance(model, RecordedLengths):
-        lengths = model.of_round(index)
-        if lengths.shape == shape:
-            return lengths
+    """Tokens of each response of round `index`, `shape` (R, K): as recorded, or drawn."""
+    if isinstance(model, RecordedLengths) and model.of_round(index).shape == shape:
+        return model.of_round(index)
     return model.draw(rng, *shape)
