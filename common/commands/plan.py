@@ -15,8 +15,8 @@ from common.simulation.recording import read_recording
 from common.simulation.split import Split, SplitConfig, best, splits
 
 ASSUMED = (
-    "assumed: a replica is as fast as measured, however many there are; training grows with its devices to the power of {power:g};"
-    " neither side slows the other down; further devices are like those that the side was measured on"
+    "assumed: a replica is as fast as measured, however many there are; training grows with its devices to the power of "
+    "{power:g}; neither side slows the other down; further devices are like those that the side was measured on"
 )
 
 
@@ -28,6 +28,8 @@ def plan(source: Path, overrides: list[str], devices: int | None, console: Conso
     found = splits(config, recorded)
     chosen = best(found)
     console.print(_table(config, found, chosen))
+    best_line = f"* best: {chosen.rollout_devices} for rollout, {chosen.training_devices} for training"
+    console.print(f"{best_line}; {seconds(chosen.r2t_end_s)} a round", highlight=False, soft_wrap=True)
     assumed = ASSUMED.format(power=config.training.scaling_exponent)
     console.print(assumed, highlight=False, soft_wrap=True)
     return {
@@ -81,21 +83,19 @@ def _of_run(directory: Path) -> tuple[dict[str, Any], LengthModel]:
 def _table(config: SplitConfig, found: list[Split], chosen: Split) -> Table:
     title = f"{config.name}: {number(config.devices)} devices, schedule {config.schedule}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
-    table.add_column("rollout + training", no_wrap=True)
+    table.add_column("rollout +\ntraining", no_wrap=True)
     for heading in ("round", "first\ndispatch", "waits", "rollout\nalone", "compute"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("bottleneck", no_wrap=True)
-    table.add_column("", no_wrap=True)
     for split in found:
         idle = f" ({split.idle_devices} idle)" if split.idle_devices else ""
         table.add_row(
-            f"{split.rollout_devices} + {split.training_devices}{idle}",
+            f"{'*' if split is chosen else ' '} {split.rollout_devices} + {split.training_devices}{idle}",
             seconds(split.r2t_end_s),
             seconds(split.first_dispatch_s),
             percent(split.waiting_ratio),
             seconds(split.rollout_s),
             seconds(split.trainer_compute_s),
             split.bottleneck,
-            "best" if split is chosen else "",
         )
     return table
