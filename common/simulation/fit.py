@@ -106,7 +106,7 @@ def fit_engine(rounds: Sequence[RecordedRound], rollout: RolloutConfig, field: s
         running = np.concatenate([part.running(*step) for part in parts])
         fit = least_squares(np.stack([tokens, running, prompts], axis=1), seconds)
         moved = np.abs(fit.coefficients[:2] - step).max()
-        step = fit.coefficients[:2]
+        step = (step + fit.coefficients[:2]) / 2  # half way: an estimate too high is followed by one too low
         if moved <= 1e-9 * step.sum():
             break
     step_s, step_per_request_s, prefill_s = (float(value) for value in fit.coefficients)
