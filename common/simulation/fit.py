@@ -11,8 +11,10 @@ Linear in the three numbers, but for the steps: how many fall into a stretch wit
 they are counted with the last estimate, and the least squares repeated until nothing moves.
 """
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -36,10 +38,9 @@ class Fit:
 
 
 def least_squares(columns: Floats, values: Floats) -> Fit:
-    """`columns` (N, C) times coefficients is near `values` (N,).
+    """`columns` (N, C) times coefficients is near `values` (N,); C is small, since subsets of the columns are tried.
 
-    A column that would get a negative coefficient is left out, and so is one that the earlier columns already determine: what
-    did not vary cannot be told apart.
+    A column that the earlier ones already determine is left out: what did not vary cannot be told apart.
     """
     kept: list[int] = []
     for place in range(columns.shape[1]):
@@ -47,15 +48,24 @@ def least_squares(columns: Floats, values: Floats) -> Fit:
         scale = np.linalg.norm(some, axis=0)
         if scale[-1] > 0 and np.linalg.matrix_rank(some / scale, tol=1e-6) == len(kept) + 1:
             kept.append(place)
-    found = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
-    while len(kept) and found.min() < 0:
-        del kept[int(found.argmin())]
-        found = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
-    coefficients = np.zeros(columns.shape[1])
-    coefficients[kept] = found
+    coefficients = _solve(columns, values, kept)
+    if coefficients.min() < 0:
+        subsets = (subset for size in range(len(kept)) for subset in combinations(kept, size))
+        allowed = (one for subset in subsets if (one := _solve(columns, values, list(subset))).min() >= 0)
+        coefficients = min(allowed, key=lambda one: _left(columns, values, one))
     spread = float(((values - values.mean()) ** 2).sum())
-    left = float(((values - columns @ coefficients) ** 2).sum())
-    return Fit(coefficients=coefficients, explained=1 - left / spread if spread > 0 else 1.0)
+    return Fit(coefficients=coefficients, explained=1 - _left(columns, values, coefficients) / spread if spread > 0 else 1.0)
+
+
+def _solve(columns: Floats, values: Floats, kept: list[int]) -> Floats:
+    """Coefficients (C,), 0 for the columns that are not kept."""
+    coefficients = np.zeros(columns.shape[1])
+    coefficients[kept] = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
+    return coefficients
+
+
+def _left(columns: Floats, values: Floats, coefficients: Floats) -> float:
+    return float(((values - columns @ coefficients) ** 2).sum())
 
 
 class Steps:
@@ -94,10 +104,27 @@ class Steps:
 
 def fit_engine(rounds: Sequence[RecordedRound], rollout: RolloutConfig, field: str) -> tuple[EngineModel, float]:
     """The model, and the share of the variance of seconds that it explains. Raises DataError where too little was recorded."""
-    parts = [Steps(served) for one in rounds for served in one.served]
-    num_responses = sum(len(part.tokens) for part in parts)
+    parts = [[Steps(served) for served in one.served] for one in rounds]
+    num_responses = sum(len(steps.tokens) for part in parts for steps in part)
     if num_responses < MIN_RESPONSES:
         raise DataError(explain(field, f"needs at least {MIN_RESPONSES} responses", num_responses, "record longer rounds"))
+    fit = _fit_steps([steps for part in parts for steps in part])
+    step_s, step_per_request_s, prefill_s = (float(value) for value in fit.coefficients)
+    model = EngineModel(
+        replicas=rollout.replicas,
+        capacity=rollout.capacity,
+        step_s=max(step_s, _LEAST_STEP_S),
+        step_per_request_s=step_per_request_s,
+        prefill_s_per_token=prefill_s,
+    )
+    measured_s = [sum(steps.seconds.sum() for steps in part) for part in parts]
+    scale = _median_ratio(measured_s, [sum(steps.alone_s(model).sum() for steps in part) for part in parts])
+    times = {name: getattr(model, name) * scale for name in ("step_s", "step_per_request_s", "prefill_s_per_token")}
+    return replace(model, **times), fit.explained
+
+
+def _fit_steps(parts: Sequence[Steps]) -> Fit:
+    """Of step_s, step_per_request_s and prefill_s_per_token."""
     seconds, tokens, prompts = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("seconds", "tokens", "prompts")
     )
@@ -109,27 +136,26 @@ def fit_engine(rounds: Sequence[RecordedRound], rollout: RolloutConfig, field: s
         step = (step + fit.coefficients[:2]) / 2  # half way: an estimate too high is followed by one too low
         if moved <= 1e-9 * step.sum():
             break
-    step_s, step_per_request_s, prefill_s = (float(value) for value in fit.coefficients)
-    model = EngineModel(
-        replicas=rollout.replicas,
-        capacity=rollout.capacity,
-        step_s=max(step_s, _LEAST_STEP_S),
-        step_per_request_s=step_per_request_s,
-        prefill_s_per_token=prefill_s,
-    )
-    return model, fit.explained
+    return fit
 
 
 def fit_trainer(rounds: Sequence[RecordedRound], field: str) -> tuple[TrainerModel, float]:
     """As `fit_engine`: accumulation per token and per group; the rest of the trainer's time per update."""
     tokens = np.concatenate([one.group_tokens for one in rounds]).astype(float)
-    seconds = np.concatenate([np.diff(one.accumulations)[:, 0] for one in rounds])
+    spent_s = [np.diff(one.accumulations)[:, 0] for one in rounds]
     if len(tokens) < MIN_GROUPS:
         raise DataError(explain(field, f"needs at least {MIN_GROUPS} trained groups", len(tokens), "record longer rounds"))
-    fit = least_squares(np.stack([tokens, np.ones_like(tokens)], axis=1), seconds)
+    fit = least_squares(np.stack([tokens, np.ones_like(tokens)], axis=1), np.concatenate(spent_s))
     token_s, group_s = (float(value) for value in fit.coefficients)
-    update_s = sum(one.between_s for one in rounds) / sum(one.metrics.updates for one in rounds)
-    return TrainerModel(token_s=token_s, group_s=group_s, update_s=update_s), fit.explained
+    fitted_s = [token_s * one.group_tokens.sum() + group_s * len(one.group_tokens) for one in rounds]
+    scale = _median_ratio([one.sum() for one in spent_s], fitted_s)
+    update_s = statistics.median(one.between_s / one.metrics.updates for one in rounds)
+    return TrainerModel(token_s=token_s * scale, group_s=group_s * scale, update_s=update_s), fit.explained
+
+
+def _median_ratio(measured_s: Sequence[float], fitted_s: Sequence[float]) -> float:
+    """Of the rounds. What is predicted are medians of rounds, and a first round that warms up is none."""
+    return float(statistics.median(measured / max(fitted, 1e-9) for measured, fitted in zip(measured_s, fitted_s, strict=True)))
 
 
 def fit_verifier(rounds: Sequence[RecordedRound]) -> VerifierModel:

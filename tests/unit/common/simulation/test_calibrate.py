@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from sim_lab import record, record_compare
 
 from common.errors import DataError
 from common.simulation.calibrate import predict_compare
 from common.simulation.lengths import LogNormalLengths
 from common.simulation.models import EngineModel, Scenario, TrainerModel, VerifierModel
-from sim_lab import record, record_compare
 
 BASE = Scenario(
     name="known",
@@ -96,9 +96,7 @@ def test_the_error_of_a_schedule_is_that_of_its_median_round(tmp_path: Path) -> 
     record_compare(tmp_path, BASE, ("serial", "cgp"))
     record(tmp_path / "fgd", replace(BASE, schedule="fgd", contention=1.6))
     row = predict(tmp_path)["schedules"][2]
-    measured, predicted = (
-        [one[f"{kind}_r2t_end_s"] for one in row["rounds"]] for kind in ("measured", "predicted")
-    )
+    measured, predicted = ([one[f"{kind}_r2t_end_s"] for one in row["rounds"]] for kind in ("measured", "predicted"))
     assert row["measured_r2t_end_s"] == pytest.approx(sum(measured) / 2)
     assert row["predicted_r2t_end_s"] == pytest.approx(sum(predicted) / 2)
     assert row["error"] == pytest.approx(sum(predicted) / sum(measured) - 1)
@@ -124,7 +122,9 @@ def drop_round_end(directory: Path) -> None:
 
 def filter_a_group(directory: Path) -> None:
     text = (directory / "timeline.jsonl").read_text()
-    (directory / "timeline.jsonl").write_text(text.replace('"filtered":0', '"filtered":1').replace('"trained":24', '"trained":23'))
+    (directory / "timeline.jsonl").write_text(
+        text.replace('"filtered":0', '"filtered":1').replace('"trained":24', '"trained":23')
+    )
 
 
 def another_size(directory: Path) -> None:
