@@ -120,11 +120,11 @@ def drop_round_end(directory: Path) -> None:
     timeline.write_text("".join(kept))
 
 
-def filter_a_group(directory: Path) -> None:
+def write_books(directory: Path, *changes: tuple[str, str]) -> None:
     text = (directory / "timeline.jsonl").read_text()
-    (directory / "timeline.jsonl").write_text(
-        text.replace('"filtered":0', '"filtered":1').replace('"trained":24', '"trained":23')
-    )
+    for old, new in changes:
+        text = text.replace(old, new)
+    (directory / "timeline.jsonl").write_text(text)
 
 
 def another_size(directory: Path) -> None:
@@ -144,7 +144,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         r"needs every group of round 1 in groups/round-00001.jsonl \(24 of 24 are missing\)",
     ),
     "no whole round": (lambda root: drop_round_end(root / "serial"), "needs at least one round of serial that ended"),
-    "filtered groups": (lambda root: filter_a_group(root / "serial"), "with all its groups trained"),
+    "dropped groups": (lambda root: write_books(root / "serial", ('"trained":24', '"trained":23')), "all its groups trained"),
+    "refilled groups": (
+        lambda root: write_books(root / "serial", ('"refilled":0', '"refilled":1'), ('"filtered":0', '"filtered":1')),
+        "all its groups trained",
+    ),
     "two comparisons": (lambda root: another_size(root / "cgp"), "must have the same groups_per_update in its parts"),
 }
 
