@@ -8,5 +8,11 @@
     rollout.py    the producing side: policy, placement, replicas, verifier
     run.py        rounds from start to publish, and the timeline they leave
 
+    recording.py  what a recorded run tells: lengths, prompts, how long each part took
+    fit.py        its parts in numbers
+    contention.py how much slower rollout and training are beside each other
+    calibrate.py  a recorded comparison: fitted on two of its schedules, the others predicted
+    split.py      a budget of devices, divided between rollout and training
+
 Policies, queue, placement, timeline and figures are those of a real run, not copies.
 """
