@@ -120,7 +120,7 @@ class Admission(ABC):
         self._num_waiting -= len(admitted)
         return admitted
 
-    def finish(self, request_id: Hashable) -> None:
+    def finish(self, request_id: Hashable, num_tokens: int | None = None) -> None:
         request = self._pop_in_flight(request_id, "finish")
         group = self._groups[request.group_id]
         group.num_in_flight -= 1

@@ -5,11 +5,12 @@ open ──> all K members done ──> materialize ──> queue.put | queue.dr
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.books import Books
 from common.config import Config
 from common.grpo import StdKind
+from common.history import History
 from common.materialize import materialize, reward_stats, scale_to_batch
 from common.open_group import Member, OpenGroup, Stage
 from common.protocols import Engine, Problem, Trainer, Verifier
@@ -38,6 +39,7 @@ class Parts:
     on_group: GroupListener = lambda group, problem: None  # each complete group, trained or not
     refill: Refill = lambda: None  # one more problem, or None
     publish: Callable[[], Awaitable[None]] = _publish_nothing  # the round's weights, after its last update (rule 6)
+    history: History = field(default_factory=History)  # what the run has shown, for the adaptive schedule
 
 
 class Assembly:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from common.errors import ConfigError, explain
 from common.records import Sampling
 
-Schedule = Literal["serial", "cgp", "fgd", "fgd-strict"]
+Schedule = Literal["serial", "cgp", "fgd", "fgd-strict", "adaptive"]
 RequestOrder = Literal["grouped", "interleaved", "shuffled"]
 GroupOrder = Literal["arrival", "submission"]
 Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]

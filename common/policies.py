@@ -21,9 +21,12 @@ from collections.abc import Hashable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from common._adaptive import AdaptiveFrontierDispatch
 from common._admission import Admission, WaitingGroup
 from common.errors import check_count
 from common.records import PipelineState, PolicySnapshot, Request
+
+__all__ = ["AdaptiveFrontierDispatch", "AdmissionPolicy", "FifoAdmission", "FrontierGroupDispatch"]
 
 
 class AdmissionPolicy(Protocol):
@@ -37,8 +40,11 @@ class AdmissionPolicy(Protocol):
         """What to start now, in order, at most `free_slots`; they are in flight from here on. Raises UsageError."""
         ...
 
-    def finish(self, request_id: Hashable) -> None:
-        """An in-flight request was served, well or badly. Raises UnknownRequestError."""
+    def finish(self, request_id: Hashable, num_tokens: int | None = None) -> None:
+        """An in-flight request was served, well or badly; `num_tokens` of its response, for adaptive policies.
+
+        Raises UnknownRequestError.
+        """
         ...
 
     def requeue(self, request_id: Hashable) -> None:

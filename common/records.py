@@ -191,3 +191,5 @@ class PipelineState:
     engine_tokens_per_s: float
     engine_running: int
     engine_capacity: int
+    trainer_tokens_per_s: float = 0.0  # response tokens of accumulated groups, over the seconds of accumulating them
+    trainer_update_s: float = 0.0  # mean seconds of an optimizer step

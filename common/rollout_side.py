@@ -9,7 +9,7 @@ the request go, so at each admission: in flight <= capacity.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
 from typing import Any
 
 from common.assembly import Assembly, Parts
@@ -61,6 +61,11 @@ class RolloutSide:
         """Response tokens a second so far; 0.0 while unknown."""
         elapsed_s = self._timeline.now() - self._started_s
         return self._sampler.num_tokens / elapsed_s if elapsed_s > 0 else 0.0
+
+    def kind_of(self, request: Request) -> Hashable:
+        """Names the kind of problem that a request belongs to: those of one kind have responses of similar length."""
+        group = self._groups.open.get(str(request.group_id))
+        return None if group is None else (group.problem.task.get("workload"), group.problem.task.get("dataset"))
 
     def describe(self) -> str:
         """What the rollout waits for, in one line."""
@@ -149,7 +154,7 @@ class RolloutSide:
         self._policy.requeue(request_id)
 
     def _accept(self, member: Member, group: OpenGroup, response: Response) -> None:
-        self._policy.finish(member.request.request_id)
+        self._policy.finish(member.request.request_id, len(response.token_ids))
         self._books.finished += 1
         if not is_broken(response):
             member.enter(Stage.SCORING, self._timeline.now())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common.books import Books
 from common.config import Config
-from common.policies import AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
+from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
 from common.protocols import Problem
 from common.queue import CompleteGroupQueue
 from common.records import PipelineState, UpdateResult
@@ -32,10 +32,15 @@ class RoundResult:
 
 
 def make_policy(schedule: str, width: int) -> AdmissionPolicy:
-    """The admission policy of a schedule (design section 1)."""
+    """The admission policy of a schedule with nothing to learn (design section 1)."""
     if schedule in ("serial", "cgp"):
         return FifoAdmission()
     return FrontierGroupDispatch(frontier_width=width, work_conserving=schedule != "fgd-strict")
+
+
+def is_free(group_order: str, groups_per_update: int, groups_per_round: int) -> bool:
+    """Groups may be sampled in another order than submitted without changing what an update trains, or how long it waits."""
+    return group_order == "arrival" or groups_per_update >= groups_per_round
 
 
 class Round:
@@ -59,7 +64,7 @@ class Round:
             num_groups=len(problems),
             schedule=self._config.schedule,
         )
-        self._build(len(problems))
+        self._build(problems)
         watchdog = asyncio.create_task(self._watchdog.run(), name="watchdog")
         try:
             await self._run_sides(problems)
@@ -82,8 +87,21 @@ class Round:
             train.cancel()
             await asyncio.gather(rollout, train, self._rollout_side.stop(), return_exceptions=True)
 
-    def _build(self, num_groups: int) -> None:
-        config, parts = self._config, self._parts
+    def _policy(self, problems: Sequence[Problem]) -> AdmissionPolicy:
+        config = self._config
+        if config.schedule != "adaptive":
+            return make_policy(config.schedule, config.width)
+        free = is_free(config.group_order, config.update_groups, len(problems))
+        return AdaptiveFrontierDispatch(
+            min(config.update_groups, len(problems)),
+            history=self._parts.history,
+            task=lambda request: self._rollout_side.kind_of(request),
+            reorder=free,
+            in_order=not free,
+        )
+
+    def _build(self, problems: Sequence[Problem]) -> None:
+        config, parts, num_groups = self._config, self._parts, len(problems)
         queue = CompleteGroupQueue(
             groups_per_round=num_groups,
             groups_per_update=min(config.update_groups, num_groups),
@@ -98,7 +116,7 @@ class Round:
             config,
             index=self._index,
             version=self._version,
-            policy=make_policy(config.schedule, config.width),
+            policy=self._policy(problems),
             queue=self._queue,
             parts=parts,
             books=self._books,
@@ -123,7 +141,8 @@ class Round:
                 task.result()
 
     def _state(self) -> PipelineState:
-        queue, compute_s = self._queue.snapshot(), self._train_side.compute_s
+        queue, train_side = self._queue.snapshot(), self._train_side
+        compute_s = train_side.compute_s
         return PipelineState(
             now_s=self._parts.timeline.now(),
             trainer_backlog_groups=queue.num_waiting,
@@ -131,6 +150,8 @@ class Round:
             engine_tokens_per_s=self._rollout_side.tokens_per_s,
             engine_running=self._rollout_side.num_in_flight,
             engine_capacity=self._parts.engine.capacity,
+            trainer_tokens_per_s=train_side.tokens_per_s,
+            trainer_update_s=train_side.mean_update_s,
         )
 
     def _describe(self) -> str:

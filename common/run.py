@@ -15,6 +15,7 @@ from typing import Any
 
 from common.config import Config
 from common.errors import TrainerError
+from common.history import History
 from common.metrics import RoundCollector, RoundMetrics
 from common.metrics_file import append_metrics, metrics_line, read_metrics
 from common.protocols import Engine, Problem, Trainer, Verifier
@@ -65,6 +66,7 @@ class Run:
         self._sampler = PromptSampler(len(parts.workload.problems), config.seed, config.workload.when_short)
         self._collector = RoundCollector(lambda metrics: append_metrics(run_dir.metrics, metrics))
         self._groups = GroupWriter(run_dir.groups)
+        self._history = History()  # of this process: a resumed run learns anew
         self._round = 0  # the next one
         self._saved_round = 0  # rounds in the newest checkpoint
         self._saving: asyncio.Task[None] | None = None  # of a checkpoint that is captured, and being written
@@ -120,6 +122,7 @@ class Run:
             on_group=self._store,
             refill=self._refill,
             publish=self._publish,
+            history=self._history,
         )
 
     def _draw(self) -> list[Problem]:

@@ -31,7 +31,8 @@ class TrainSide:
         self._config, self._index = config, index
         self._queue, self._trainer, self._timeline, self._books = queue, trainer, timeline, books
         self.updates: list[UpdateResult] = []
-        self.compute_s = 0.0
+        self.compute_s = self._accumulate_s = 0.0
+        self._num_tokens = 0  # response tokens of accumulated groups
         self.doing = "starting"
 
     async def run(self) -> list[UpdateResult]:
@@ -56,6 +57,16 @@ class TrainSide:
             self.doing = "done"
         return self.updates
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the seconds spent accumulating; 0.0 while unknown."""
+        return self._num_tokens / self._accumulate_s if self._accumulate_s > 0 else 0.0
+
+    @property
+    def mean_update_s(self) -> float:
+        """Seconds of a step; 0.0 while unknown."""
+        return (self.compute_s - self._accumulate_s) / len(self.updates) if self.updates else 0.0
+
     async def _abort(self) -> None:
         """Forget the open update. The error that led here is the one to tell, and a dead trainer has forgotten anyway."""
         self.doing = "aborting the open update"
@@ -79,7 +90,8 @@ class TrainSide:
         start = self._timeline.now()
         await self._bounded(self._trainer.accumulate(dispatch.groups), "accumulate")
         self._books.trained += 1
-        self._computed(start, "accumulate", dispatch.update_index, group.group_id)
+        self._accumulate_s += self._computed(start, "accumulate", dispatch.update_index, group.group_id)
+        self._num_tokens += group.num_tokens
 
     async def _finish(self, dispatch: Dispatch) -> None:
         self.doing = f"finishing update {dispatch.update_index}"
@@ -102,9 +114,12 @@ class TrainSide:
         )
         self._check_gap(result)
 
-    def _computed(self, start: float, phase: str, update: int, group: object) -> None:
+    def _computed(self, start: float, phase: str, update: int, group: object) -> float:
+        """Record it; seconds."""
         event = self._timeline.emit("compute", round=self._index, start=round(start, 6), phase=phase, update=update, group=group)
-        self.compute_s += event["t"] - start
+        seconds = float(event["t"]) - start
+        self.compute_s += seconds
+        return seconds
 
     def _check_gap(self, result: UpdateResult) -> None:
         """The sampler-trainer gap, where it is defined: on the round's first update, before any step (design section 3)."""

@@ -16,7 +16,7 @@ from common.round import Round, RoundResult
 from common.testing import FakeEngine, FakeTrainer, FakeVerifier, make_problems, run_virtual
 from common.timeline import Event, Timeline
 
-SCHEDULES = ("serial", "cgp", "fgd", "fgd-strict")
+SCHEDULES = ("serial", "cgp", "fgd", "fgd-strict", "adaptive")
 MAX_S: float | None = 1e6  # of virtual time, after which a round counts as hanging
 
 

@@ -22,7 +22,7 @@ from common.report.rundir import TIMELINE
 from common.simulation.contention import MIN_BESIDE, contention_of
 from common.simulation.fit import fit_engine, fit_trainer, fit_verifier
 from common.simulation.lengths import RecordedLengths
-from common.simulation.models import EngineModel, Scenario, TrainerModel, VerifierModel
+from common.simulation.models import SCHEDULES, EngineModel, Scenario, TrainerModel, VerifierModel
 from common.simulation.recording import Recording, read_recording
 from common.simulation.run import simulate
 
@@ -152,7 +152,7 @@ def _read_parts(directory: Path) -> dict[str, Recording]:
         if name not in found:
             rule = f"needs a {name} part ({name}/{TIMELINE}), on which the models are fitted"
             raise DataError(explain(FIELD, rule, str(directory), "run `compare` with --schedules serial,cgp,fgd"))
-    names = [*_FITTED_ON, *sorted(found - set(_FITTED_ON))]
+    names = [*_FITTED_ON, *sorted(found - set(_FITTED_ON), key=_rank)]
     recordings = {name: read_recording(directory / name, FIELD) for name in names}
     base = recordings["serial"].config
     for name, recording in recordings.items():
@@ -161,6 +161,11 @@ def _read_parts(directory: Path) -> dict[str, Recording]:
                 rule = f"must have the same {setting} in its parts serial and {name}"
                 raise DataError(explain(FIELD, rule, str(directory), "give the directory of one `compare`"))
     return recordings
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """Schedules in their usual order, then directories of other names."""
+    return (SCHEDULES.index(name) if name in SCHEDULES else len(SCHEDULES), name)
 
 
 def _row(name: str, calibration: Calibration, recording: Recording, contention: float) -> dict[str, Any]:

@@ -18,8 +18,6 @@ from common.simulation.lengths import Lengths
 from common.simulation.models import EngineModel
 from common.timeline import Timeline
 
-Served = Callable[[Request, int, float], None]  # request, tokens, seconds on its replica
-
 
 class RolloutSide:
     """`start` submits and admits; `on_group` after each complete group, `on_end` after the last."""
@@ -40,13 +38,12 @@ class RolloutSide:
         observe: Callable[[], PipelineState],
         on_group: Callable[[], None],
         on_end: Callable[[], None],
-        on_served: Served = lambda request, tokens, seconds: None,
         has_detail: bool = True,
     ) -> None:
         self._index, self._policy, self._queue = index, policy, queue
         self._groups, self._lengths, self._cap, self._verify_s = groups, lengths, cap, verify_s
         self._agenda, self._timeline, self._observe = agenda, timeline, observe
-        self._on_group, self._on_end, self._on_served = on_group, on_end, on_served
+        self._on_group, self._on_end = on_group, on_end
         self._has_detail = has_detail
         self._capacity = engine.replicas * engine.capacity
         self._placement = Placement([engine.capacity] * engine.replicas)
@@ -98,8 +95,7 @@ class RolloutSide:
         self._placement.give(replica.index)
         self.num_in_flight -= 1
         self.num_tokens += job.tokens
-        self._policy.finish(request.request_id)
-        self._on_served(request, job.tokens, self._agenda.now_s - started_s)
+        self._policy.finish(request.request_id, job.tokens)
         if self._has_detail:
             reason = FinishReason.LENGTH if job.tokens == self._cap else FinishReason.STOP
             version = self._groups[request.order].weight_version

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from common.history import History
+from common.lengths import Expected
 from common.metrics import RoundCollector, RoundMetrics
-from common.policies import AdmissionPolicy
+from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy
 from common.queue import CompleteGroupQueue
 from common.records import PipelineState, Request
 from common.requests import arrange, derive_seed, group_name, group_requests
-from common.round import make_policy
+from common.round import is_free, make_policy
 from common.simulation.agenda import Agenda
 from common.simulation.group import SimulatedGroup
 from common.simulation.lengths import Lengths, lengths_of_round
@@ -35,8 +38,12 @@ def simulate(
     path: Path | None = None,
     has_detail: bool = False,
     listen: Callable[[Event], None] | None = None,
+    first_round: int = 0,
 ) -> SimulatedRun:
-    """Simulate all rounds. `path`: a timeline.jsonl to write; `has_detail`: events of single requests too."""
+    """Simulate the rounds from `first_round` on. `path`: a timeline.jsonl to write; `has_detail`: events of single requests too.
+
+    A schedule that learns from the rounds before needs all of them: leave `first_round` at 0 for it.
+    """
     agenda = Agenda()
     timeline = Timeline(path, lambda: agenda.now_s)
     collector = RoundCollector()
@@ -53,9 +60,9 @@ def simulate(
         groups_per_update=scenario.groups_per_update,
         max_logprob_gap=None,
     )
-    num_steps = 0
-    for index in range(scenario.rounds):
-        num_steps = SimulatedRound(scenario, index, agenda, timeline, num_steps, has_detail).run()
+    num_steps, history = 0, History()
+    for index in range(first_round, scenario.rounds):
+        num_steps = SimulatedRound(scenario, index, agenda, timeline, num_steps, has_detail, history).run()
     timeline.emit("run_end", status="finished", detail="simulated")
     timeline.close()
     return SimulatedRun(scenario, collector.rounds)
@@ -65,7 +72,14 @@ class SimulatedRound:
     """One round; `run` returns the optimizer steps since the start of training."""
 
     def __init__(
-        self, scenario: Scenario, index: int, agenda: Agenda, timeline: Timeline, num_steps: int, has_detail: bool
+        self,
+        scenario: Scenario,
+        index: int,
+        agenda: Agenda,
+        timeline: Timeline,
+        num_steps: int,
+        has_detail: bool,
+        history: History,
     ) -> None:
         self._scenario, self._index, self._agenda, self._timeline = scenario, index, agenda, timeline
         self._queue = CompleteGroupQueue(
@@ -75,8 +89,8 @@ class SimulatedRound:
             order=scenario.group_order,
         )
         rng = np.random.default_rng([abs(scenario.seed), index])
-        shape = (scenario.groups_per_round, scenario.responses_per_group)
-        self._lengths = lengths_of_round(scenario.lengths, index, rng, shape)
+        self._lengths = _draw_lengths(scenario, index, rng)
+        self._history = history
         self._policy = self._make_policy()
         self._trainer = TrainerSide(
             scenario.trainer,
@@ -109,11 +123,31 @@ class SimulatedRound:
         return self._trainer.num_steps
 
     def _make_policy(self) -> AdmissionPolicy:
-        return make_policy(self._scenario.schedule, self._scenario.width)
+        scenario = self._scenario
+        if scenario.schedule != "adaptive":
+            return make_policy(scenario.schedule, scenario.width)
+        free = is_free(scenario.group_order, scenario.groups_per_update, scenario.groups_per_round)
+        return AdaptiveFrontierDispatch(
+            scenario.groups_per_update,
+            history=self._history,
+            expect=None if scenario.predictor_error is None else self._oracle(scenario.predictor_error),
+            reorder=free,
+            in_order=not free,
+        )
+
+    def _oracle(self, error: float) -> Callable[[Request], Expected]:
+        """Predicts each group's mean length off by a log-normal factor, and knows how much that is worth."""
+        logs = np.log(np.maximum(self._lengths, 1)).mean(axis=1)
+        rng = np.random.default_rng([abs(self._scenario.seed), self._index, 1])
+        seen = logs + rng.normal(0.0, error, len(logs))
+        trust = logs.var() / (logs.var() + error**2) if error else 1.0
+        posterior, sigma = logs.mean() + trust * (seen - logs.mean()), float(np.sqrt((1 - trust) * logs.var()))
+        member_sigma = float(np.sqrt(np.log(np.maximum(self._lengths, 1)).var(axis=1, ddof=1).mean()))
+        expected = [Expected(tokens=float(np.exp(one)), error=sigma, member_sigma=member_sigma) for one in posterior]
+        return lambda request: expected[request.order]
 
     def _make_rollout(self, rng: np.random.Generator, has_detail: bool) -> RolloutSide:
         scenario = self._scenario
-        verifier, shape = scenario.verifier, self._lengths.shape
         num_members = scenario.responses_per_group
         return RolloutSide(
             scenario.engine,
@@ -126,7 +160,7 @@ class SimulatedRound:
             ],
             lengths=self._lengths,
             cap=getattr(scenario.lengths, "cap", None),
-            verify_s=verifier.seconds * np.exp(rng.normal(0.0, 1.0, shape) * verifier.sigma),
+            verify_s=_draw_verify_s(scenario, rng),
             agenda=self._agenda,
             timeline=self._timeline,
             observe=self._state,
@@ -156,6 +190,8 @@ class SimulatedRound:
             engine_tokens_per_s=self._rollout.tokens_per_s,
             engine_running=self._rollout.num_in_flight,
             engine_capacity=self._scenario.capacity,
+            trainer_tokens_per_s=self._trainer.tokens_per_s,
+            trainer_update_s=self._trainer.mean_update_s,
         )
 
     def _sampled(self) -> None:
@@ -201,4 +237,20 @@ def spread(requests: Sequence[Request], by: float, seed: int) -> list[Request]:
 def lengths_of(scenario: Scenario, index: int = 0) -> Lengths:
     """The lengths that round `index` of this scenario has."""
     rng = np.random.default_rng([abs(scenario.seed), index])
+    return _draw_lengths(scenario, index, rng)
+
+
+def verify_s_of(scenario: Scenario, index: int = 0) -> NDArray[np.float64]:
+    """The verifier's seconds that round `index` of this scenario has, (R, K)."""
+    rng = np.random.default_rng([abs(scenario.seed), index])
+    _draw_lengths(scenario, index, rng)
+    return _draw_verify_s(scenario, rng)
+
+
+def _draw_lengths(scenario: Scenario, index: int, rng: np.random.Generator) -> Lengths:
     return lengths_of_round(scenario.lengths, index, rng, (scenario.groups_per_round, scenario.responses_per_group))
+
+
+def _draw_verify_s(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.float64]:
+    shape = (scenario.groups_per_round, scenario.responses_per_group)
+    return scenario.verifier.seconds * np.exp(rng.normal(0.0, 1.0, shape) * scenario.verifier.sigma)

@@ -32,7 +32,8 @@ class TrainerSide:
         self._queue, self._agenda, self._timeline = queue, agenda, timeline
         self._on_busy, self._on_end = on_busy, on_end
         self.is_open = is_open
-        self.compute_s = 0.0
+        self.compute_s = self._accumulate_s = 0.0
+        self._tokens = self._num_updates = 0
         self.num_steps = num_steps  # optimizer steps since the start of training
         self._speed = 1.0
         self._is_busy = self._has_ended = False
@@ -44,6 +45,16 @@ class TrainerSide:
         self._job: tuple[str, SimulatedGroup | None, float] = ("", None, 0.0)  # phase, group, start
         self._left_s = self._updated_s = 0.0
         self._plan = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the time spent accumulating; 0.0 while unknown."""
+        return self._tokens / self._accumulate_s if self._accumulate_s > 0 else 0.0
+
+    @property
+    def mean_update_s(self) -> float:
+        """Seconds of a step; 0.0 while unknown."""
+        return (self.compute_s - self._accumulate_s) / self._num_updates if self._num_updates else 0.0
 
     def open(self) -> None:
         """The serial schedule: the rollout is done."""
@@ -111,7 +122,10 @@ class TrainerSide:
         self._timeline.emit("compute", round=self._index, start=start, phase=phase, update=self._update, group=name)
         if group is not None:
             self._in_update.append(group)
+            self._tokens += group.num_tokens
+            self._accumulate_s += self._agenda.now_s - start
         else:
+            self._num_updates += 1
             self._stepped()
         self._next()
 

@@ -118,7 +118,7 @@ def test_checking_the_result_file_leaves_none(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("schedules", "said"),
     [
-        ("serial,cpg", "--schedules: must be some of serial,cgp,fgd,fgd-strict, got 'cpg'"),
+        ("serial,cpg", "--schedules: must be some of serial,cgp,fgd,fgd-strict,adaptive, got 'cpg'"),
         ("fgd,fgd", "--schedules: must name each schedule once, got 'fgd,fgd'"),
         ("", "--schedules: must name each schedule once, got ''"),
     ],
@@ -176,7 +176,7 @@ SETTINGS = [
     ("groups_per_round=" + "9" * 30, "groups_per_round: must be less than or equal to 1000000"),
     ("name=../escape", "name: string should match pattern"),
     ("shedule=fgd", "shedule: is no known setting, got 'fgd'; did you mean schedule?"),
-    ("schedule=fdg", "schedule: must be 'serial', 'cgp', 'fgd' or 'fgd-strict', got 'fdg'; did you mean fgd?"),
+    ("schedule=fdg", "schedule: must be 'serial', 'cgp', 'fgd', 'fgd-strict' or 'adaptive', got 'fdg'; did you mean fgd?"),
     ("training.lerning_rate=1", "training.lerning_rate: is no known setting, got 1; "),
     ("traning.lr=1", "traning: is no known setting, got {'lr': 1}; did you mean training?"),
     ("groups_per_update=rounds", "or must be 'round', got 'rounds'; did you mean round?"),

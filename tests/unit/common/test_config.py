@@ -65,7 +65,7 @@ FAULTS = [
     ("sampling: {max_tokens: 0}", "sampling.max_tokens: must be at least 1, got 0; raise it"),
     ("model: {}", "model: exactly one of path and recipe must be set, got {'path': None, 'recipe': None}; set model.path"),
     ("model: {path: a, recipe: quickstart}", "model: exactly one of path and recipe must be set, got {'path': 'a', "),
-    ("schedule: fast", "schedule: must be 'serial', 'cgp', 'fgd' or 'fgd-strict', got 'fast'; change it"),
+    ("schedule: fast", "schedule: must be 'serial', 'cgp', 'fgd', 'fgd-strict' or 'adaptive', got 'fast'; change it"),
     ("rounds: none", "rounds: must be a valid integer, unable to parse string as an integer, got 'none'; change it"),
     ("limits: {stall_s: 0}", "limits.stall_s: must be greater than 0, got 0; change it, or remove it for the default"),
     ("limits: {group_timeout_s: .inf}", "limits.group_timeout_s: must be a finite number, got inf; change it"),

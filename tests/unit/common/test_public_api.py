@@ -13,7 +13,7 @@ from common.records import FinishReason, Group, Request, Response, Sample, Verdi
 SIGNATURES = {
     policies.AdmissionPolicy.submit: "(self, requests: collections.abc.Iterable[common.records.Request]) -> None",
     policies.AdmissionPolicy.admit: "(self, free_slots: int) -> list[common.records.Request]",
-    policies.AdmissionPolicy.finish: "(self, request_id: collections.abc.Hashable) -> None",
+    policies.AdmissionPolicy.finish: "(self, request_id: collections.abc.Hashable, num_tokens: int | None = None) -> None",
     policies.AdmissionPolicy.requeue: "(self, request_id: collections.abc.Hashable) -> None",
     policies.AdmissionPolicy.cancel_group: "(self, group_id: collections.abc.Hashable) -> list[common.records.Request]",
     policies.AdmissionPolicy.observe: "(self, state: common.records.PipelineState) -> None",
@@ -52,7 +52,11 @@ def test_signatures_change_only_on_purpose(call: Any) -> None:
     assert str(inspect.signature(call)).replace("typing.", "") == SIGNATURES[call]
 
 
-@pytest.mark.parametrize("policy", [policies.FifoAdmission, policies.FrontierGroupDispatch], ids=lambda policy: policy.__name__)
+@pytest.mark.parametrize(
+    "policy",
+    [policies.FifoAdmission, policies.FrontierGroupDispatch, policies.AdaptiveFrontierDispatch],
+    ids=lambda policy: policy.__name__,
+)
 def test_every_policy_has_the_calls_of_the_protocol_and_no_others(policy: type) -> None:
     calls = {name for name in vars(policies.AdmissionPolicy) if not name.startswith("_")}
     assert {name for name in dir(policy) if not name.startswith("_")} == calls

@@ -9,10 +9,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PURE_CORE = ("common/policies.py", "common/_admission.py", "common/queue.py", "common/records.py", "common/errors.py")
+PURE_CORE_MODULES = (
+    "policies",
+    "_admission",
+    "_adaptive",
+    "_plans",
+    "_draws",
+    "forecast",
+    "history",
+    "lengths",
+    "queue",
+    "records",
+    "errors",
+)
+PURE_CORE = tuple(f"common/{name}.py" for name in PURE_CORE_MODULES)
 FORBIDDEN_IN_CORE = {"random", "secrets", "time", "datetime", "asyncio", "threading", "concurrent", "multiprocessing", "os"}
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "ray", "vllm", "transformers")
-SHARED_WITH_CORE = {"common", "common.errors", "common.records", "common._admission"}
+SHARED_WITH_CORE = {"common", *(f"common.{name}" for name in PURE_CORE_MODULES)}
 
 # Imports every module named on stdin with the frameworks blocked, and prints what failed because of that.
 IMPORT_ALL = f"""

@@ -54,7 +54,7 @@ def predict(directory: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", OTHERS)
 def test_known_numbers_come_out_again_and_the_other_schedules_as_they_were(name: str, tmp_path: Path) -> None:
     scenario = OTHERS[name]
-    result = predict(record_compare(tmp_path, scenario, ("serial", "cgp", "fgd", "fgd-strict")))
+    result = predict(record_compare(tmp_path, scenario, ("serial", "cgp", "fgd", "fgd-strict", "adaptive")))
     found, engine, trainer = result["calibration"], scenario.engine, scenario.trainer
     for running in (1, engine.capacity):
         step_s = found["engine"]["step_s"] + found["engine"]["step_per_request_s"] * running
@@ -71,6 +71,7 @@ def test_known_numbers_come_out_again_and_the_other_schedules_as_they_were(name:
         ("cgp", True),
         ("fgd", False),
         ("fgd-strict", False),
+        ("adaptive", False),
     ]
     assert all(abs(row["error"]) < 0.02 for row in result["schedules"])
     assert result["largest_error"] == max(abs(row["error"]) for row in result["schedules"][2:])

@@ -1,0 +1,167 @@
+"""Which orders and widths an adaptive policy weighs, and how it picks one; why these stands in docs/adaptive.md.
+
+Pure core: the standard library alone. A candidate order takes the k shortest groups first, the m next shortest last, and what
+lies between as submitted, longest first or shortest first:
+
+    rollout is the bottleneck     longest first (k = m = 0): nothing long is left for the end, when slots run empty
+    training is the bottleneck    shortest first: the trainer starts early and is never without work
+    neither                       mixtures: a few short ones for an early start, short ones at the end against the tail
+
+Each is played through `common.forecast` with the lengths expected. Those are uncertain, so there are several draws of them, in
+pairs of opposite errors: all candidates are played on the first pair, the best of them on all. What is done now is a candidate
+too, and stays unless another is better.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from common._draws import MAX_MEMBERS, NUM_DRAWS, GroupState, draw_works
+from common.forecast import Pipeline, Width, forecast
+
+MAX_GROUPS = 96  # in the model of a larger round, every n-th group stands for n
+_NUM_FINAL = 4  # candidates played on all draws
+_MIN_GAIN = 0.002  # of the time: less is no reason to change the plan
+
+
+class Order(NamedTuple):
+    """A candidate order of groups, `first` and `last` in groups."""
+
+    first: int = 0  # shortest ones, ascending
+    last: int = 0  # the next shortest, descending
+    middle: Literal["submitted", "longest", "shortest"] = "submitted"
+
+    def arrange(self, expected: Sequence[float]) -> list[int]:
+        """Indices of groups, given the expected length of each in order of submission."""
+        ascending = sorted(range(len(expected)), key=expected.__getitem__)
+        first, rest = ascending[: self.first], ascending[self.first :]
+        last, middle = rest[: self.last], rest[self.last :]
+        if self.middle == "submitted":
+            middle.sort()
+        elif self.middle == "longest":
+            middle.sort(key=lambda index: (-expected[index], index))
+        last.sort(key=lambda index: (-expected[index], index))
+        return first + middle + last
+
+
+class Rest(NamedTuple):
+    """The rest of a round. Groups begun stand in their order, fresh ones (nothing admitted yet) in order of submission."""
+
+    begun: list[GroupState]
+    fresh: list[GroupState]
+    current: list[int]  # the order in which fresh groups would be admitted now, indices
+    members: int  # requests of a group
+    num_to_first: int  # groups that must still end before the first update has all of its own
+    per_update: int
+    token_s: float  # training of one response token
+    update_s: float  # one optimizer step
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do until the next plan."""
+
+    order: list[int]  # indices of fresh groups
+    width: Width
+    end_s: float  # forecast, from now
+
+
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    order: Order | None  # None: the current one
+    width: Width
+    total_s: float = 0.0  # over the draws that it was played on
+
+
+def choose(pipeline: Pipeline, rest: Rest, current_width: Width, *, reorder: bool) -> Plan:
+    """The best candidate. Cost: some 60 forecasts of at most MAX_GROUPS groups."""
+    model = _Model(pipeline, rest)
+    full = Width(pipeline.capacity, pipeline.capacity, 0)
+    current = _Candidate(None, current_width)
+    candidates = [current, _Candidate(None, full)]
+    if reorder:
+        orders = _orders(len(rest.fresh), max(1, round(pipeline.capacity / rest.members)), rest.per_update)
+        candidates += [_Candidate(order, full) for order in orders]
+    model.play(candidates, range(2))
+    if pipeline.full_step_s > 0:  # else a full engine is no slower
+        order = min(candidates, key=_total).order
+        narrow = [_Candidate(order, width) for width in _widths(pipeline.capacity, rest)]
+        model.play(narrow, range(2))
+        candidates += narrow
+    final = sorted(candidates, key=_total)[:_NUM_FINAL]
+    if current not in final:
+        final.append(current)
+    model.play(final, range(2, NUM_DRAWS))
+    best = min(final, key=_total)
+    if best.total_s > (1 - _MIN_GAIN) * current.total_s:
+        best = current
+    chosen = rest.current if best.order is None else best.order.arrange([state.expected.tokens for state in rest.fresh])
+    return Plan(chosen, best.width, best.total_s / NUM_DRAWS)
+
+
+def _total(candidate: _Candidate) -> float:
+    return candidate.total_s
+
+
+class _Model:
+    """The rest of a round, thinned out."""
+
+    def __init__(self, pipeline: Pipeline, rest: Rest) -> None:
+        self._every = every = -(-len(rest.fresh) // MAX_GROUPS)
+        thin = -(-rest.members // MAX_MEMBERS)
+        self._scale = every * thin
+        self._pipeline = replace(pipeline, capacity=max(pipeline.capacity / self._scale, 1.0))
+        by_length = sorted(range(len(rest.fresh)), key=lambda index: rest.fresh[index].expected.tokens)
+        sample = sorted(by_length[every // 2 :: every])
+        places = {index: place for place, index in enumerate(sample)}
+        self._current = [places[index] for index in rest.current if index in places]
+        self._expected = [rest.fresh[index].expected.tokens for index in sample]
+        states = rest.begun[::every] + [rest.fresh[index] for index in sample]
+        self._num_begun = len(states) - len(sample)
+        token_s, update_s = every * rest.token_s, every * rest.update_s / rest.per_update
+        self._draws = [draw_works(states, draw, thin, token_s, update_s) for draw in range(NUM_DRAWS)]
+
+    def play(self, candidates: Sequence[_Candidate], draws: range) -> None:
+        """Add the forecasts, in seconds, to each candidate's total."""
+        for candidate in candidates:
+            order, width = self._order(candidate.order), self._width(candidate.width)
+            for draw in draws:
+                candidate.total_s += forecast(self._pipeline, self._draws[draw], order, width)
+
+    def _order(self, order: Order | None) -> list[int]:
+        if order is None:
+            fresh = self._current
+        else:
+            fresh = Order(self._share(order.first), self._share(order.last), order.middle).arrange(self._expected)
+        return [*range(self._num_begun), *(self._num_begun + index for index in fresh)]
+
+    def _width(self, width: Width) -> Width:
+        first, rest = (max(limit / self._scale, 1.0) for limit in width[:2])
+        return Width(first, rest, self._share(width.num_first))
+
+    def _share(self, groups: int) -> int:
+        return -(-groups // self._every)
+
+
+def _orders(num_groups: int, slots: int, per_update: int) -> list[Order]:
+    """`slots`: groups that run together."""
+    lead = min(per_update, -(-slots // 2))
+    firsts = sorted({min(k, num_groups) for k in (0, lead, 3 * lead, 8 * lead)})
+    lasts = sorted({min(m, num_groups) for m in (0, slots // 2, slots, 2 * slots)})
+    orders = [Order(k, 0, "longest") for k in firsts]
+    orders += [Order(0, m, "shortest") for m in lasts]
+    orders += [Order(k, m, "submitted") for k in firsts[:3] for m in lasts]
+    return [order for order in orders if order.first + order.last <= num_groups]
+
+
+def _widths(capacity: float, rest: Rest) -> list[Width]:
+    """1, 2, 4 ... groups together: throughout, or until the first update has its groups (or as many as run together)."""
+    widths: list[Width] = []
+    groups = 1
+    while groups * rest.members < capacity:
+        limit = groups * rest.members
+        widths.append(Width(limit, limit, 0))
+        if rest.num_to_first:
+            widths.append(Width(limit, capacity, min(rest.num_to_first, groups)))
+        groups *= 2
+    return widths

@@ -1,0 +1,48 @@
+"""What a run has shown so far, for a policy that plans: lengths, the engines' step time, the trainer's speed.
+
+Pure core: the standard library alone. One `History` serves all rounds of a run; the policy of each round reads and extends it.
+"""
+
+from common.lengths import LengthPredictor
+
+_FORGET = 0.999  # weight of earlier responses with each new one: the load changes
+
+
+class StepTime:
+    """Seconds of an engine step as a line over occupancy (running / capacity, 0 to 1), by least squares over responses.
+
+    The slope is shrunk by its own standard error: where the occupancy hardly varied, a fuller engine counts as no slower.
+    """
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = self._yy = 0.0
+
+    def learn(self, step_s: float, occupancy: float) -> None:
+        """One response: seconds per token, and the mean occupancy over its life."""
+        x, y = occupancy, step_s
+        self._n, self._x, self._y = 1 + _FORGET * self._n, x + _FORGET * self._x, y + _FORGET * self._y
+        self._xx, self._xy, self._yy = x * x + _FORGET * self._xx, x * y + _FORGET * self._xy, y * y + _FORGET * self._yy
+
+    def line(self) -> tuple[float, float] | None:
+        """(seconds at occupancy 0, further seconds at occupancy 1), neither below 0; None while unknown."""
+        if not self._n:
+            return None
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        var_x, var_y = self._xx / self._n - mean_x * mean_x, self._yy / self._n - mean_y * mean_y
+        covariance = self._xy / self._n - mean_x * mean_y
+        if self._n < 3 or var_x <= 1e-12 or covariance <= 0:
+            return mean_y, 0.0
+        slope = covariance / var_x
+        error = max(var_y - slope * covariance, 0.0) / (var_x * (self._n - 2))  # of the slope, squared
+        slope = min(slope * slope**2 / (slope**2 + error), mean_y / mean_x)
+        return mean_y - slope * mean_x, slope
+
+
+class History:
+    """Shared by the rounds of one run."""
+
+    def __init__(self) -> None:
+        self.lengths = LengthPredictor()
+        self.step_time = StepTime()
+        self.trainer_token_s: float | None = None  # seconds of accumulating one response token
+        self.trainer_update_s = 0.0  # seconds of one optimizer step
