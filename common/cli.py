@@ -70,7 +70,7 @@ def train(
     config, overrides = _config_or_override(config, overrides)
     settings, run_dir = command.resolve(config, overrides, resume)
     if dry_run:
-        from common.commands.plan import plan_rows, plan_table
+        from common.commands.dry_run import plan_rows, plan_table
         from common.prepare import prepare
 
         prepared = prepare(settings, lambda line: console.print(line, highlight=False, soft_wrap=True))
@@ -135,6 +135,19 @@ def report(
     from common.commands.report import report as command
 
     _write_json(json_file, command(run_dir, Console()))
+
+
+@app.command()
+def plan(
+    source: Annotated[Path, typer.Argument(metavar="RUN_DIR|CONFIG", help="Rates of a run, or a file like configs/plan.yaml.")],
+    overrides: Overrides = None,
+    devices: Annotated[int | None, typer.Option("--devices", metavar="N", help="To divide.", show_default=False)] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """How many devices to give to rollout and how many to training, for the shortest round."""
+    from common.commands.plan import plan as command
+
+    _write_json(json_file, command(source, overrides or [], devices, Console()))
 
 
 @app.command(name="compile-check")

@@ -10,5 +10,11 @@
     scenario_file.py   scenarios from YAML, and in words
     schedules.py  one scenario under several schedules, side by side
 
+    recording.py  what a recorded run tells: lengths, prompts, how long each part took
+    fit.py        its parts in numbers
+    contention.py how much slower rollout and training are beside each other
+    calibrate.py  a recorded comparison: fitted on two of its schedules, the others predicted
+    split.py      a budget of devices, divided between rollout and training
+
 Policies, queue, placement, timeline and figures are those of a real run, not copies.
 """

@@ -72,3 +72,24 @@ class EmpiricalLengths:
         chosen = [self._groups[index] for index in rng.integers(len(self._groups), size=num_groups)]
         rows = [rng.permutation(one) if len(one) == num_members else rng.choice(one, num_members) for one in chosen]
         return np.maximum(np.stack(rows), 1)
+
+
+class RecordedLengths(EmpiricalLengths):
+    """The very lengths of a run: round i of a simulation of that size has those of place i, from the front again where there
+    are fewer; rounds of another size are drawn from the recorded groups."""
+
+    def __init__(self, rounds: Sequence[Lengths]) -> None:
+        """`rounds`: (R, K) each. Raises DataError where nothing was recorded."""
+        super().__init__([group for lengths in rounds for group in lengths])
+        self._rounds = list(rounds)
+
+    def of_round(self, index: int) -> Lengths:
+        """(R, K)."""
+        return self._rounds[index % len(self._rounds)]
+
+
+def lengths_of_round(model: LengthModel, index: int, rng: np.random.Generator, shape: tuple[int, int]) -> Lengths:
+    """Tokens of each response of round `index`, `shape` (R, K): as recorded, or drawn."""
+    if isinstance(model, RecordedLengths) and model.of_round(index).shape == shape:
+        return model.of_round(index)
+    return model.draw(rng, *shape)

@@ -17,7 +17,7 @@ from common.requests import arrange, derive_seed, group_name, group_requests
 from common.round import is_free, make_policy
 from common.simulation.agenda import Agenda
 from common.simulation.group import SimulatedGroup
-from common.simulation.lengths import Lengths
+from common.simulation.lengths import Lengths, lengths_of_round
 from common.simulation.models import Scenario
 from common.simulation.rollout import RolloutSide
 from common.simulation.trainer import TrainerSide
@@ -90,7 +90,7 @@ class SimulatedRound:
             order=scenario.group_order,
         )
         rng = np.random.default_rng([abs(scenario.seed), index])
-        self._lengths = scenario.lengths.draw(rng, scenario.groups_per_round, scenario.responses_per_group)
+        self._lengths = _draw_lengths(scenario, index, rng)
         self._history = history
         self._policy = self._make_policy()
         self._trainer = TrainerSide(
@@ -237,14 +237,18 @@ def spread(requests: Sequence[Request], by: float, seed: int) -> list[Request]:
 def lengths_of(scenario: Scenario, index: int = 0) -> Lengths:
     """The lengths that round `index` of this scenario has."""
     rng = np.random.default_rng([abs(scenario.seed), index])
-    return scenario.lengths.draw(rng, scenario.groups_per_round, scenario.responses_per_group)
+    return _draw_lengths(scenario, index, rng)
 
 
 def verify_s_of(scenario: Scenario, index: int = 0) -> NDArray[np.float64]:
     """The verifier's seconds that round `index` of this scenario has, (R, K)."""
     rng = np.random.default_rng([abs(scenario.seed), index])
-    scenario.lengths.draw(rng, scenario.groups_per_round, scenario.responses_per_group)
+    _draw_lengths(scenario, index, rng)
     return _draw_verify_s(scenario, rng)
+
+
+def _draw_lengths(scenario: Scenario, index: int, rng: np.random.Generator) -> Lengths:
+    return lengths_of_round(scenario.lengths, index, rng, (scenario.groups_per_round, scenario.responses_per_group))
 
 
 def _draw_verify_s(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.float64]:
