@@ -47,11 +47,11 @@ def simulate_source(
 
 
 def _predict(path: Path, overrides: list[str], schedules: str | None, out: Path | None, console: Console) -> dict[str, Any]:
-    from common.simulation.calibrate import predict_compare
-
     given = {"key=value": overrides or None, "--schedules": schedules, "--out": out}
     for name, value in given.items():
         if value is not None:
             rule = "does not go with a directory of `compare`, whose own settings and schedules are predicted"
             raise ConfigError(explain(name, rule, str(value), "leave it out"))
+    from common.simulation.calibrate import predict_compare
+
     return dict(predict_compare(path, console))

@@ -127,7 +127,8 @@ def _reading_lines(rows: Sequence[Row]) -> list[str]:
     step = f"{1000 * engine.step_s:.1f} ms + {1000 * engine.step_per_request_s:.3f} ms a request"
     lines = [
         "waits, ours: wait / (wait + compute), and first dispatch / total",
-        "OFF-POLICY: one-step-off asynchronous training, seconds a round, for comparison only; it samples from weights one round old",
+        "OFF-POLICY: one-step-off asynchronous training, seconds a round, for comparison only: it samples from weights one round "
+        "old",
         f"fitted on LSAT-AR, R = 32 and 96, serial and fgd: {FITTED.capacity} requests in flight, a step of {step}, and how many "
         "responses reach max_tokens; the rest is predicted, except the order of arrival",
         f"reading used: {READING}",
@@ -145,8 +146,8 @@ def _order_line(settings: PaperSettings) -> str:
     if settings.request_order != "grouped":
         return f"order of arrival used: {settings.request_order}, which is not what the paper's figures point to"
     return (
-        f"order of arrival used: by group, each request late by up to {settings.order_spread:g} groups. This number is fitted, not "
-        "predicted, on Sci-XW's cgp at R = 96 (659 s). In exact order cgp and fgd are the same"
+        f"order of arrival used: by group, each request late by up to {settings.order_spread:g} groups. This number is fitted, "
+        "not predicted, on Sci-XW's cgp at R = 96 (659 s). In exact order cgp and fgd are the same"
     )
 
 
@@ -168,11 +169,12 @@ def _order_table(orders: Sequence[Row]) -> Table:
 
 
 def _trace_line(trace: dict[str, float]) -> str:
+    first, last = TRACE_S
     return (
-        f"the paper's trace (LSAT-AR, R = 96, serial) has its first group at {TRACE_S.low:.0f} s, its last at {TRACE_S.high:.0f} s: "
-        f"{TRACE_S.low / TRACE_S.high:.0%} of the rollout. Ours comes after {trace['grouped']:.0%}; shuffled, after "
-        f"{trace['shuffled']:.0%}, but then cgp takes far more than 659 s. And 1098 s less 587 s of compute puts the last at 511 s: "
-        "the trace does not go with the paper's other figures"
+        f"the paper's trace (LSAT-AR, R = 96, serial) has its first group at {first:.0f} s and its last at {last:.0f} s, so the "
+        f"first after {first / last:.0%} of the rollout. Ours comes after {trace['grouped']:.0%}; shuffled, after "
+        f"{trace['shuffled']:.0%}, but then cgp takes far more than 659 s. And 1098 s less 587 s of compute puts the last "
+        "at 511 s: the trace does not go with the paper's other figures"
     )
 
 
