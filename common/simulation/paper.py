@@ -1,11 +1,11 @@
 """The paper's 12 settings as scenarios: its trainer, and an engine and lengths fitted on LSAT-AR at R = 32 and 96 alone.
 
 Trainer: compute from the paper's table. An update begins with its U-th group, as the paper's batch selector does.
-Engine and lengths: three fitted numbers (`Fit`; `paper_fit` fits them), and these assumptions, which no figure settles:
+Engine and lengths: three fitted numbers (`Model`; `paper_fit` fits them), and these assumptions, which no figure settles:
 
     CAP            4096 tokens. The unit: twice the tokens at half the step time is the same model.
     sigmas         0.5 between prompts and 0.3 between members, before the cap cuts them.
-    STEP_SHARE     half of a full engine's step is there whatever runs (weights, launches, all-reduces), half grows with the
+    step_share     half of a full engine's step is there whatever runs (weights, launches, all-reduces), half grows with the
                    requests (keys and values). Qwen3-1.7B in bfloat16 has 112 KiB of them a token; at 2,000 tokens of
                    context, on two cards of 1,555 GB/s, reading them takes 0.07 ms a request; the fit comes to 0.08 ms.
 
@@ -31,35 +31,36 @@ from common.simulation.paper_figures import (
 )
 
 CAP = 4096
-PROMPT_SIGMA, MEMBER_SIGMA = 0.5, 0.3
-STEP_SHARE = 0.5
 _EXPECTED_OVER = 20_000  # groups
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """What is fitted on LSAT-AR's totals of serial and fgd at R = 32 and R = 96."""
+class Model:
+    """Engine and lengths of LSAT-AR. The first three are fitted on its totals of serial and fgd at R = 32 and R = 96."""
 
     capacity: int  # requests in flight
     group_s: float  # engine time of one group's K responses, while the engine is full
     cap_ratio: float  # max_tokens / the median length without a cap
+    step_share: float = 0.5  # of the step of a full engine, what grows with the requests
+    prompt_sigma: float = 0.5
+    member_sigma: float = 0.3
 
     def lengths(self) -> LogNormalLengths:
         """Of LSAT-AR."""
-        median = CAP / self.cap_ratio
-        return LogNormalLengths(median=median, prompt_sigma=PROMPT_SIGMA, member_sigma=MEMBER_SIGMA, cap=CAP)
+        sigmas = {"prompt_sigma": self.prompt_sigma, "member_sigma": self.member_sigma}
+        return LogNormalLengths(median=CAP / self.cap_ratio, cap=CAP, **sigmas)
 
-    def engine(self, step_share: float = STEP_SHARE) -> EngineModel:
-        """`step_share`: of the step of a full engine, what grows with the requests."""
+    def engine(self) -> EngineModel:
+        """Of all workloads."""
         full_step_s = self.group_s / RESPONSES_PER_GROUP * self.capacity / expected_length(self.lengths())
         return EngineModel(
             capacity=self.capacity,
-            step_s=full_step_s * (1 - step_share),
-            step_per_request_s=full_step_s * step_share / self.capacity,
+            step_s=full_step_s * (1 - self.step_share),
+            step_per_request_s=full_step_s * self.step_share / self.capacity,
         )
 
 
-FITTED = Fit(capacity=87, group_s=5.2, cap_ratio=0.35)
+FITTED = Model(capacity=87, group_s=5.2, cap_ratio=0.35)
 ORDER_SPREAD = 16.0  # groups
 
 
@@ -113,14 +114,12 @@ def paper_scenario(
     groups_per_round: int,
     schedule: str,
     settings: PaperSettings | None = None,
-    *,
-    fit: Fit = FITTED,
-    step_share: float = STEP_SHARE,
+    model: Model = FITTED,
 ) -> Scenario:
     """One of the paper's settings under one schedule."""
     settings = settings or PaperSettings()
     factor = compute_per_group_s(workload) / compute_per_group_s("lsat_ar")
-    base = fit.lengths()
+    base = model.lengths()
     lengths = replace(base, median=base.median * factor, cap=round(base.cap * factor))
     tokens = groups_per_round * RESPONSES_PER_GROUP * expected_length(lengths)
     return Scenario(
@@ -133,7 +132,7 @@ def paper_scenario(
         frontier_width=FRONTIER_WIDTH,
         request_order=settings.request_order,
         order_spread=settings.order_spread if settings.request_order == "grouped" else 0.0,
-        engine=fit.engine(step_share),
+        engine=model.engine(),
         lengths=lengths,
         trainer=TrainerModel(token_s=compute_s(workload, groups_per_round) / tokens, starts_at="last"),
         seed=settings.seed,

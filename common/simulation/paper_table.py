@@ -9,7 +9,7 @@ from typing import Any
 from common.config import RequestOrder
 from common.metrics import RoundMetrics
 from common.simulation.off_policy import one_step_off
-from common.simulation.paper import PaperSettings, paper_scenario
+from common.simulation.paper import FITTED, Model, PaperSettings, paper_scenario
 from common.simulation.paper_figures import COMPUTE_S, R2T_END_S, WAITING_FGD_96
 from common.simulation.run import simulate
 
@@ -19,7 +19,9 @@ SPREADS = (0.0, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 32.0)
 ORDER_SETTINGS = (("sci_xw", 96), ("lsat_ar", 32))
 
 
-def paper_rows(settings: PaperSettings, schedules: Sequence[str], out: Path | None = None) -> tuple[list[Row], list[Row]]:
+def paper_rows(
+    settings: PaperSettings, schedules: Sequence[str], out: Path | None = None, model: Model = FITTED
+) -> tuple[list[Row], list[Row]]:
     """Rows of the schedules, and off-policy rows, which are never among them.
 
     `out`: gets the timeline of each row's first round, as `rolloutpipe report` reads it.
@@ -28,11 +30,11 @@ def paper_rows(settings: PaperSettings, schedules: Sequence[str], out: Path | No
     off_policy: list[Row] = []
     for workload, groups_per_round in COMPUTE_S:
         place: Row = {"workload": workload, "groups_per_round": groups_per_round}
-        serial = simulate(paper_scenario(workload, groups_per_round, "serial", settings)).rounds
+        serial = simulate(paper_scenario(workload, groups_per_round, "serial", settings, model)).rounds
         serial_s = _means(serial)["r2t_end_s"]
         off_policy.append({**place, **_off_policy(serial, serial_s)})
         for schedule in schedules:
-            scenario = paper_scenario(workload, groups_per_round, schedule, settings)
+            scenario = paper_scenario(workload, groups_per_round, schedule, settings, model)
             figures = _means(serial if schedule == "serial" else simulate(scenario).rounds)
             figures["reduction_vs_serial"] = 1 - figures["r2t_end_s"] / serial_s
             figures["waiting_ratio_with_gap"] = with_gap(figures["waiting_ratio"], figures["r2t_end_s"])

@@ -14,7 +14,7 @@ from common.metrics import collect_rounds
 from common.report.rundir import run_events
 from common.simulation import paper_fit
 from common.simulation.off_policy import one_step_off
-from common.simulation.paper import FITTED, ORDER_SPREAD, Fit, PaperSettings, expected_length, paper_scenario
+from common.simulation.paper import FITTED, ORDER_SPREAD, PaperSettings, expected_length, paper_scenario
 from common.simulation.paper_figures import COMPUTE_S, R2T_END_S
 from common.simulation.paper_marks import further_figures, marks
 from common.simulation.paper_table import Row, finder, first_group_share, gap_s, order_rows, paper_rows
@@ -82,6 +82,12 @@ def test_no_order_that_gives_the_paper_s_trace_gives_its_first_dispatch() -> Non
     assert 0.4 < shuffled < 0.7
 
 
+def test_the_setting_is_the_paper_s() -> None:
+    scenario = paper_scenario("sci_jl", 64, "fgd")
+    assert (scenario.groups_per_round, scenario.responses_per_group, scenario.groups_per_update, scenario.width) == (64, 8, 2, 2)
+    assert scenario.trainer.starts_at == "last"
+
+
 def test_expected_compute_is_the_table_s_and_lengths_follow_it() -> None:
     for workload, groups_per_round in COMPUTE_S:
         scenario = paper_scenario(workload, groups_per_round, "fgd")
@@ -94,7 +100,7 @@ def test_expected_compute_is_the_table_s_and_lengths_follow_it() -> None:
 
 
 def test_the_fit_finds_a_known_minimum() -> None:
-    fit, error = paper_fit.fit_engine(
+    fit, error = paper_fit.fit_model(
         lambda one: math.hypot((one.capacity - 61) / 60, one.group_s - 4.8, 3 * (one.cap_ratio - 0.8))
     )
     assert (fit.capacity, error < 0.03) == (61, True)
@@ -102,7 +108,7 @@ def test_the_fit_finds_a_known_minimum() -> None:
 
 
 def test_the_stored_constants_are_where_the_fit_ends() -> None:
-    fit, error = paper_fit.fit_engine(paper_fit.fit_error, FITTED, Fit(capacity=2, group_s=0.02, cap_ratio=0.02))
+    fit, error = paper_fit.fit_model(paper_fit.fit_error, FITTED, paper_fit.Steps(capacity=2, group_s=0.02, cap_ratio=0.02))
     assert fit == FITTED
     assert error < 0.005
 
