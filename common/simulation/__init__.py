@@ -7,6 +7,8 @@
     trainer.py    the consuming side: waits, accumulates, steps
     rollout.py    the producing side: policy, placement, replicas, verifier
     run.py        rounds from start to publish, and the timeline they leave
+    paper*.py     the paper's settings: its figures, our fit to four of them, tables and marks
+    off_policy.py asynchronous training, for comparison
 
 Policies, queue, placement, timeline and figures are those of a real run, not copies.
 """
