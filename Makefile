@@ -7,6 +7,7 @@
 # make smollm2  a real model of 135 M parameters in JAX and in transformers (2 minutes)
 # make speed    tokens a second of the JAX and of the torch trainer (3 minutes)
 # make bench    the scheduling core at a million requests, the controller's own time, a simulated round of 800,000 (4 minutes)
+# make paper    the paper's settings simulated, on three seeds, against their marks; refits what is fitted (2 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
 
 PYTHON ?= python3.11
@@ -17,7 +18,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed bench clean help
+.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed paper bench clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -57,6 +58,9 @@ smollm2: $(STAMP)
 
 speed: $(STAMP)
 	$(BIN)/python benchmarks/trainer_speed.py
+
+paper: $(STAMP)
+	$(BIN)/python benchmarks/paper_marks.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/core_scale.py

@@ -103,6 +103,20 @@ def compare(
 
 
 @app.command()
+def simulate(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="`paper`, a scenario file, or a directory of compare.")],
+    overrides: Overrides = None,
+    schedules: Annotated[str | None, typer.Option("--schedules", help="Comma-separated; by default all.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Timelines, for `report`.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Run the shipped policies and queue against modelled engines and trainer."""
+    from common.commands.simulate import simulate_source
+
+    _write_json(json_file, simulate_source(source, overrides or [], schedules, out, Console()))
+
+
+@app.command()
 def parity(
     source: Annotated[Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="Sample groups for it, or take its recorded ones.")],
     overrides: Overrides = None,

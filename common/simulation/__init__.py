@@ -15,6 +15,8 @@
     contention.py how much slower rollout and training are beside each other
     calibrate.py  a recorded comparison: fitted on two of its schedules, the others predicted
     split.py      a budget of devices, divided between rollout and training
+    paper*.py     the paper's settings: its figures, our fit to four of them, tables and marks
+    off_policy.py asynchronous training, for comparison
 
 Policies, queue, placement, timeline and figures are those of a real run, not copies.
 """

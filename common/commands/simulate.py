@@ -1,0 +1,57 @@
+"""`rolloutpipe simulate`: the shipped policies and queue against modelled engines and trainer."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.errors import ConfigError, explain
+from common.simulation.models import SCHEDULES
+
+PRESETS = ("paper",)
+
+
+def parse_schedules(text: str | None) -> tuple[str, ...]:
+    """`serial,fgd`; all where nothing is given. Raises ConfigError for an unknown or repeated name."""
+    names = tuple(name.strip() for name in (text or ",".join(SCHEDULES)).split(",") if name.strip())
+    for name in names:
+        if name not in SCHEDULES:
+            rule = f"must be some of {','.join(SCHEDULES)}"
+            raise ConfigError(explain("--schedules", rule, name, "separate them with commas"))
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(explain("--schedules", "must name each schedule once", text, "for example serial,cgp,fgd"))
+    return names
+
+
+def simulate_source(
+    source: str, overrides: list[str], schedules: str | None, out: Path | None, console: Console
+) -> dict[str, Any]:
+    """`source`: a preset, a scenario file, or what `compare` wrote. Returns what `--json` holds.
+
+    Raises ConfigError where it is none of these.
+    """
+    path = Path(source)
+    if source in PRESETS:
+        from common.commands.simulate_paper import simulate_paper
+
+        return simulate_paper(overrides, parse_schedules(schedules), out, console)
+    if path.is_dir():
+        return _predict(path, overrides, schedules, out, console)
+    if path.is_file():
+        from common.simulation.scenario_file import load_scenario
+        from common.simulation.schedules import simulate_scenario
+
+        return dict(simulate_scenario(load_scenario(path, overrides), parse_schedules(schedules), out, console))
+    rule = f"must be a preset ({', '.join(PRESETS)}), a scenario file, or a directory that `compare` wrote"
+    raise ConfigError(explain("SOURCE", rule, source, "check the name"))
+
+
+def _predict(path: Path, overrides: list[str], schedules: str | None, out: Path | None, console: Console) -> dict[str, Any]:
+    given = {"key=value": overrides or None, "--schedules": schedules, "--out": out}
+    for name, value in given.items():
+        if value is not None:
+            rule = "does not go with a directory of `compare`, whose own settings and schedules are predicted"
+            raise ConfigError(explain(name, rule, str(value), "leave it out"))
+    from common.simulation.calibrate import predict_compare
+
+    return dict(predict_compare(path, console))
