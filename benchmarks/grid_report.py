@@ -60,7 +60,8 @@ def print_breakdown(results: Sequence["Result"]) -> None:
     print("\nadaptive, mean % (largest); gain over cgp is negative where adaptive is slower")
     print("room: what a schedule at the bound would gain over cgp")
     print(
-        f"{'':34} {'regimes':>7} {'vs best fixed':>15} {'gain over cgp':>14} {'(room)':>7} {'over fgd':>9} {'above bound':>12} {'best':>6}"
+    columns = f"{'gain over cgp':>14} {'(room)':>7} {'over fgd':>9} {'above bound':>12} {'best':>6}"
+    print(f"{'':34} {'regimes':>7} {'vs best fixed':>15} {columns}")
     )
     for bottleneck in BOTTLENECKS:
         these = [result for result in results if result.regime.bottleneck == bottleneck]
@@ -102,7 +103,8 @@ def print_marks(results: Sequence["Result"]) -> bool:
     print()
     worst = max(results, key=lambda result: result.over("adaptive", result.best))
     slower = worst.over("adaptive", worst.best)
-    text = f"{slower:+.2f} +- {worst.error('adaptive', worst.best):.2f} % in regime {worst.regime.number} ({worst.regime.label}), there {worst.best}"
+    where = f"in regime {worst.regime.number} ({worst.regime.label}), there {worst.best}"
+    text = f"{slower:+.2f} +- {worst.error('adaptive', worst.best):.2f} % {where}"
     is_met = _mark("worst regime, adaptive vs best fixed", text, f"at most +{MAX_SLOWER:g} %", slower <= MAX_SLOWER)
     for bottleneck, mark in MIN_GAIN.items():
         gains = [result.gain("adaptive", "cgp") for result in results if result.regime.bottleneck == bottleneck]
