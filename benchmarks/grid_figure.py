@@ -30,16 +30,17 @@ def draw(results: Sequence["Result"], path: Path) -> None:
     image = axes.imshow(np.ma.masked_invalid(over), aspect="auto", cmap=colours, norm=norm, interpolation="nearest")
     for (row, column), value in np.ndenumerate(over):
         if np.isfinite(value):
-            axes.text(column, row, f"{value:+.0f}", ha="center", va="center", fontsize=5)
+            ink = "white" if abs(norm(value) - 0.5) > 0.35 else "black"
+            axes.text(column, row, f"{value:+.0f}", ha="center", va="center", fontsize=5, color=ink)
     axes.set_xticks(range(len(columns)), columns, rotation=60, ha="left")
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
     axes.set_yticks(range(len(rows)), [f"{result.regime.label}  {result.regime.number}" for result in rows])
     for row in range(1, len(rows)):
         if rows[row].regime.ratio != rows[row - 1].regime.ratio:
             axes.axhline(row - 0.5, color="black", linewidth=1)
-    bar = figure.colorbar(image, shrink=0.4, extend="max")
-    bar.set_label("time over the best fixed schedule of the regime, %")
-    bar.set_ticks([LEAST_SHOWN, 0, 2, 10, 25, 50, MAX_SHOWN])
+    bar = figure.colorbar(image, shrink=min(1.0, 12 / len(rows)), extend="max")
+    bar.set_label("time over the best\nfixed schedule, %")
+    bar.set_ticks([LEAST_SHOWN, 0, 25, 50, MAX_SHOWN])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

@@ -46,6 +46,7 @@ def print_regimes(results: Iterable["Result"]) -> None:
             f"{regime.number:3} {regime.label:47} {regime.waves:5.1f}  {times} {cells['adaptive'].time_s:8.1f}  {versus} {above}"
         )
     print("waves: requests of a round over all slots; at 1 or below all requests enter at once, and no order is left to choose")
+    print("vs: seconds more (+) or less (-) than those of the other")
 
 
 def print_cells(results: Iterable["Result"]) -> None:
@@ -59,10 +60,8 @@ def print_breakdown(results: Sequence["Result"]) -> None:
     """Gains of adaptive by bottleneck, and by what else decides."""
     print("\nadaptive, mean % (largest); gain over cgp is negative where adaptive is slower")
     print("room: what a schedule at the bound would gain over cgp")
-    print(
     columns = f"{'gain over cgp':>14} {'(room)':>7} {'over fgd':>9} {'above bound':>12} {'best':>6}"
     print(f"{'':34} {'regimes':>7} {'vs best fixed':>15} {columns}")
-    )
     for bottleneck in BOTTLENECKS:
         these = [result for result in results if result.regime.bottleneck == bottleneck]
         _print_line(f"bottleneck {bottleneck}", these)
