@@ -7,6 +7,7 @@
     trainer.py    the consuming side: waits, accumulates, steps
     rollout.py    the producing side: policy, placement, replicas, verifier
     run.py        rounds from start to publish, and the timeline they leave
+    bound.py      the least time of a round, whatever the schedule: docs/grid.md
 
 Policies, queue, placement, timeline and figures are those of a real run, not copies.
 """
