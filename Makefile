@@ -8,6 +8,8 @@
 # make speed    tokens a second of the JAX and of the torch trainer (3 minutes)
 # make bench    the scheduling core at a million requests, the controller's own time, a simulated round of 800,000 (4 minutes)
 # make paper    the paper's settings simulated, on three seeds, against their marks; refits what is fitted (2 minutes)
+# make bench    the scheduling core at a million requests, and the controller's own time (3 minutes)
+# make grid     all schedules in 72 simulated regimes and in 54 others, against marks and a lower bound (8 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
 
 PYTHON ?= python3.11
@@ -19,6 +21,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
 .PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed paper bench clean help
+.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed bench grid clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -66,6 +69,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/core_scale.py
 	$(BIN)/python benchmarks/controller_overhead.py
 	$(BIN)/python benchmarks/simulator_scale.py
+
+grid: $(STAMP)
+	$(BIN)/python benchmarks/schedule_grid.py --figure docs/figures/schedule_grid.svg
+	$(BIN)/python benchmarks/schedule_grid.py --grid second
 
 env: $(STAMP)
 

@@ -46,6 +46,7 @@ def print_regimes(results: Iterable["Result"]) -> None:
             f"{regime.number:3} {regime.label:47} {regime.waves:5.1f}  {times} {cells['adaptive'].time_s:8.1f}  {versus} {above}"
         )
     print("waves: requests of a round over all slots; at 1 or below all requests enter at once, and no order is left to choose")
+    print("vs: seconds more (+) or less (-) than those of the other")
 
 
 def print_cells(results: Iterable["Result"]) -> None:
@@ -57,8 +58,10 @@ def print_cells(results: Iterable["Result"]) -> None:
 
 def print_breakdown(results: Sequence["Result"]) -> None:
     """Gains of adaptive by bottleneck, and by what else decides."""
-    print("\nadaptive, mean % (worst vs best fixed); gain over cgp is negative where adaptive is slower")
-    print(f"{'':34} {'regimes':>7} {'vs best fixed':>15} {'gain over cgp':>14} {'over fgd':>9} {'above bound':>12} {'best':>6}")
+    print("\nadaptive, mean % (largest); gain over cgp is negative where adaptive is slower")
+    print("room: what a schedule at the bound would gain over cgp")
+    columns = f"{'gain over cgp':>14} {'(room)':>7} {'over fgd':>9} {'above bound':>12} {'best':>6}"
+    print(f"{'':34} {'regimes':>7} {'vs best fixed':>15} {columns}")
     for bottleneck in BOTTLENECKS:
         these = [result for result in results if result.regime.bottleneck == bottleneck]
         _print_line(f"bottleneck {bottleneck}", these)
@@ -77,7 +80,8 @@ def _print_line(name: str, results: Sequence["Result"]) -> None:
         return
     versus = [result.over("adaptive", result.best) for result in results]
     mean = _mean_of(results)
-    gains = f"{mean(lambda r: r.gain('adaptive', 'cgp')):14.1f} {mean(lambda r: r.gain('adaptive', 'fgd')):9.1f}"
+    room = f"({mean(lambda r: r.room('cgp')):.1f})"
+    gains = f"{mean(lambda r: r.gain('adaptive', 'cgp')):14.1f} {room:>7} {mean(lambda r: r.gain('adaptive', 'fgd')):9.1f}"
     above = f"{mean(lambda r: r.above_bound('adaptive')):12.1f} {mean(lambda r: r.above_bound(r.best)):6.1f}"
     print(f"{name:34} {len(results):7} {statistics.fmean(versus):+7.1f} ({max(versus):+5.1f}) {gains} {above}")
 
@@ -98,7 +102,8 @@ def print_marks(results: Sequence["Result"]) -> bool:
     print()
     worst = max(results, key=lambda result: result.over("adaptive", result.best))
     slower = worst.over("adaptive", worst.best)
-    text = f"{slower:+.2f} % in regime {worst.regime.number} ({worst.regime.label}), there {worst.best}"
+    where = f"in regime {worst.regime.number} ({worst.regime.label}), there {worst.best}"
+    text = f"{slower:+.2f} +- {worst.error('adaptive', worst.best):.2f} % {where}"
     is_met = _mark("worst regime, adaptive vs best fixed", text, f"at most +{MAX_SLOWER:g} %", slower <= MAX_SLOWER)
     for bottleneck, mark in MIN_GAIN.items():
         gains = [result.gain("adaptive", "cgp") for result in results if result.regime.bottleneck == bottleneck]

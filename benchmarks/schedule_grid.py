@@ -11,6 +11,7 @@ docs/grid.md says how to read the table. Exits 1 where a mark of the main grid i
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -66,6 +67,16 @@ class Result:
         """The share of the time of `other` that `name` saves, in %."""
         return 100 * (1 - self.cells[name].time_s / self.cells[other].time_s)
 
+    def error(self, name: str, other: str) -> float:
+        """Standard error of `over`, in %, from the differences round by round."""
+        pairs = zip(self.cells[name].rounds_s, self.cells[other].rounds_s, strict=True)
+        differences = [one - two for one, two in pairs]
+        return 100 * statistics.stdev(differences) / math.sqrt(len(differences)) / self.cells[other].time_s
+
+    def room(self, other: str) -> float:
+        """The share of the time of `other` that a schedule could save at most, in %."""
+        return 100 * (1 - self.bound_s / self.cells[other].time_s)
+
     def first_gain(self, name: str, other: str) -> float:
         """The same in the first round, when nothing was learned yet."""
         return 100 * (1 - (self.cells[name].first_s or 0.0) / (self.cells[other].first_s or 1.0))
@@ -91,7 +102,7 @@ def evaluate(
     name = "fgd" if schedule == LAST else schedule
     measured: list[float] = []
     first: list[float] = []
-    for seed in regime.grid.seeds if seeds is None else seeds:
+    for seed in regime.seeds if seeds is None else seeds:
         scenario = regime.scenario(seed, name, width=width, starts_at=starts_at)
         scenario = replace(scenario, **changes)  # type: ignore[arg-type]
         times = _rounds(scenario)
@@ -116,7 +127,7 @@ def _times(scenario: Scenario, first_round: int = 0) -> list[float]:
 def bound_of(regime: Regime) -> float:
     """Mean bound of the rounds that are measured."""
     bounds = []
-    for seed in regime.grid.seeds:
+    for seed in regime.seeds:
         scenario = regime.scenario(seed, "fgd")
         for index in range(WARM_UP, WARM_UP + MEASURED):
             bounds.append(lower_bound(scenario, lengths_of(scenario, index), verify_s_of(scenario, index)))

@@ -17,6 +17,7 @@
     split.py      a budget of devices, divided between rollout and training
     paper*.py     the paper's settings: its figures, our fit to four of them, tables and marks
     off_policy.py asynchronous training, for comparison
+    bound.py      the least time of a round, whatever the schedule: docs/grid.md
 
 Policies, queue, placement, timeline and figures are those of a real run, not copies.
 """

@@ -3,9 +3,10 @@
 docs/grid.md has the proof. In short, with N replicas of capacity C, step time a + b n and phi(n) = n / (a + b n):
 
 1.  Any k requests decode together at most f(k) tokens a second, f(k) = the best split of min(k, N C) requests over the replicas.
-    So a set of k requests is not decoded before (its tokens) / f(k).
+    So a set of k requests with W tokens is not decoded before W / f(k). And the replica of its longest response, L tokens, needs
+    at least L steps: (a L + b W') seconds if W' of the tokens are decoded there, the others on N - 1 replicas.
 2.  Hence j complete groups are not there before A_j, whichever they are: for each r, the r longest members of each of j groups
-    are at least the sum of the j smallest such sums. And a group g alone is not complete before e_g.
+    have at least the sum of the j smallest such sums. And a group g alone is not complete before e_g.
 3.  Training work that can have been done by a time t belongs to groups that are complete by then: at most V(t). What is left is
     done after t by one trainer, so T >= t + (all training work) - V(t), for each t.
 
@@ -14,7 +15,7 @@ Valid for every admission order, width, group order, placement and for `serial`;
 update's groups can only add to it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def lower_bound(scenario: Scenario, lengths: Lengths, verify_s: Seconds | None =
     """
     verify_s = np.zeros(lengths.shape) if verify_s is None else verify_s
     _check_shapes(scenario, lengths, verify_s)
-    work = _Work(scenario, lengths.sum(axis=1), float(np.min(verify_s)))
+    work = _Work(scenario, lengths, float(np.min(verify_s)))
     counts_s = count_bounds(scenario, lengths, verify_s)
     alone_s = group_bounds(scenario, lengths, verify_s)
     counts_s = np.maximum.accumulate(np.maximum(counts_s, np.sort(alone_s)))
@@ -48,9 +49,19 @@ def lower_bound(scenario: Scenario, lengths: Lengths, verify_s: Seconds | None =
 
 def rollout_bound(scenario: Scenario, lengths: Lengths) -> float:
     """Seconds to decode all responses, at least: the most that any k longest responses need, each k."""
-    longest_s = np.max(np.cumsum(-np.sort(-lengths, axis=None)) / best_rates(scenario.engine, lengths.size))
-    busy_s = _replica_seconds(scenario, lengths.sum(), lengths.size)
-    return float(max(longest_s, busy_s)) * (1 - _ROUNDING)
+    tokens = np.cumsum(-np.sort(-lengths, axis=None))
+    set_s = np.max(set_bounds(scenario.engine, tokens, np.arange(1, lengths.size + 1), np.max(lengths)))
+    return float(max(set_s, _replica_seconds(scenario, tokens[-1], lengths.size))) * (1 - _ROUNDING)
+
+
+def set_bounds(engine: EngineModel, tokens: Any, num_requests: Any, longest: Any) -> Seconds:
+    """Seconds before which sets of requests are not decoded; element by element: their tokens, how many they are, the longest."""
+    rates = best_rates(engine, int(np.max(num_requests)))
+    others = _rates_of_others(engine, num_requests)
+    return np.maximum(
+        tokens / rates[num_requests - 1],
+        (engine.step_s * longest + engine.step_per_request_s * tokens) / (1 + engine.step_per_request_s * others),
+    )
 
 
 def best_rates(engine: EngineModel, num_requests: int) -> Seconds:
@@ -60,31 +71,42 @@ def best_rates(engine: EngineModel, num_requests: int) -> Seconds:
     return (engine.replicas - over) * _rate(engine, each) + over * _rate(engine, each + 1)
 
 
+def _rates_of_others(engine: EngineModel, num_requests: Any) -> Any:
+    """Tokens a second of such sets less one request, on the replicas that this one does not run on, at most."""
+    if engine.replicas == 1:
+        return np.zeros(np.shape(num_requests))
+    rates = best_rates(replace(engine, replicas=engine.replicas - 1), int(np.max(num_requests)))
+    return np.concatenate([[0.0], rates])[num_requests - 1]
+
+
 def count_bounds(scenario: Scenario, lengths: Lengths, verify_s: Seconds) -> Seconds:
     """A_1 .. A_R: seconds before which no j groups are complete."""
     num_groups, num_members = lengths.shape
     counts = np.arange(1, num_groups + 1)
-    rates = best_rates(scenario.engine, num_groups * num_members)
     bounds = np.zeros(num_groups)
     for threshold in np.unique(np.quantile(verify_s, _QUANTILES, method="lower")):
         # Members that the verifier takes at least this long for are decoded that much earlier.
         slow = np.where(verify_s >= threshold, lengths, 0)
         sums = np.cumsum(-np.sort(-slow, axis=1), axis=1)
+        longest = np.sort(sums[:, 0])
         for num_longest in range(1, num_members + 1):
             tokens = np.cumsum(np.sort(sums[:, num_longest - 1]))
-            ends_s = threshold + tokens / rates[counts * num_longest - 1]
+            ends_s = threshold + set_bounds(scenario.engine, tokens, counts * num_longest, longest)
             bounds = np.maximum(bounds, np.where(tokens > 0, ends_s, 0.0))  # 0: groups without such a member might be first
-        bounds[-1] = max(bounds[-1], threshold + np.max(np.cumsum(-np.sort(-slow, axis=None)) / rates))
+        tokens = np.cumsum(-np.sort(-slow, axis=None))
+        all_s = set_bounds(scenario.engine, tokens, np.arange(1, lengths.size + 1), longest[-1])
+        bounds[-1] = max(bounds[-1], threshold + np.max(all_s))
     smallest = np.cumsum(np.sort(lengths.sum(axis=1)))
     return np.maximum(bounds, np.min(verify_s) + _replica_seconds(scenario, smallest, counts * num_members))
 
 
 def group_bounds(scenario: Scenario, lengths: Lengths, verify_s: Seconds) -> Seconds:
     """e_1 .. e_R: seconds before which a group is not complete, though it were alone."""
-    rates = best_rates(scenario.engine, lengths.shape[1])
-    together = np.cumsum(-np.sort(-lengths, axis=1), axis=1) / rates
-    slowest = scenario.prompt_tokens * scenario.engine.prefill_s_per_token + lengths / rates[0] + verify_s
-    return np.maximum(np.max(together, axis=1) + np.min(verify_s, axis=1), np.max(slowest, axis=1))
+    engine = scenario.engine
+    tokens = np.cumsum(-np.sort(-lengths, axis=1), axis=1)
+    together = set_bounds(engine, tokens, np.arange(1, lengths.shape[1] + 1), tokens[:, :1])
+    alone = scenario.prompt_tokens * engine.prefill_s_per_token + lengths / engine.tokens_per_s(1) + verify_s
+    return np.maximum(np.max(together, axis=1) + np.min(verify_s, axis=1), np.max(alone, axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +114,15 @@ class _Work:
     """The training of a round."""
 
     scenario: Scenario
-    tokens: NDArray[np.int64]  # of each group
+    lengths: Lengths
     verify_s: float  # of the fastest verdict
 
     @property
     def all_s(self) -> float:
         """Seconds of all groups and updates."""
-        trainer, num_groups = self.scenario.trainer, len(self.tokens)
+        trainer, num_groups = self.scenario.trainer, len(self.lengths)
         num_updates = -(-num_groups // self.scenario.groups_per_update)
-        return trainer.group_s * num_groups + trainer.token_s * float(self.tokens.sum()) + trainer.update_s * num_updates
+        return trainer.group_s * num_groups + trainer.token_s * float(self.lengths.sum()) + trainer.update_s * num_updates
 
     def done_before(self, moments: Seconds, counts_s: Seconds, alone_s: Seconds) -> Seconds:
         """V: seconds of training of groups that can be complete before each moment, at most."""
@@ -115,13 +137,28 @@ class _Work:
 
     def _tokens(self, moments: Seconds, counts: NDArray[np.intp], alone_s: Seconds) -> Seconds:
         """Of so many whole groups complete before each moment, at most."""
-        largest = np.concatenate([[0], np.cumsum(-np.sort(-self.tokens))])[counts]
+        tokens = self.lengths.sum(axis=1)
+        largest = _sums(-np.sort(-tokens))[counts]
         by_end = np.argsort(alone_s, kind="stable")
-        possible = np.concatenate([[0], np.cumsum(self.tokens[by_end])])
-        ended = possible[np.searchsorted(alone_s[by_end], moments, side="left")]
-        num_members = self.scenario.responses_per_group
-        rates = np.concatenate([[0.0], best_rates(self.scenario.engine, len(self.tokens) * num_members)])[counts * num_members]
-        return np.minimum(np.minimum(largest, ended), rates * np.maximum(moments - self.verify_s, 0.0))
+        ended = _sums(tokens[by_end])[np.searchsorted(alone_s[by_end], moments, side="left")]
+        decoded = self._decoded(np.maximum(moments - self.verify_s, 0.0), counts)
+        return np.where(counts > 0, np.minimum(np.minimum(largest, ended), decoded), 0.0)
+
+    def _decoded(self, moments: Seconds, counts: NDArray[np.intp]) -> Seconds:
+        """Tokens of so many groups decoded by each moment, at most: `set_bounds` the other way round."""
+        engine = self.scenario.engine
+        num_requests = np.maximum(counts, 1) * self.lengths.shape[1]
+        decoded = best_rates(engine, self.lengths.size)[num_requests - 1] * moments
+        if not engine.step_per_request_s:
+            return decoded
+        longest = np.sort(self.lengths.max(axis=1))[np.maximum(counts, 1) - 1]
+        beside_it = (moments - engine.step_s * longest) / engine.step_per_request_s
+        return np.minimum(decoded, np.maximum(beside_it + _rates_of_others(engine, num_requests) * moments, 0.0))
+
+
+def _sums(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of the first 0, 1, 2 ... values."""
+    return np.concatenate([[0], np.cumsum(values)])
 
 
 def _rate(engine: EngineModel, running: NDArray[np.int64]) -> Seconds:
