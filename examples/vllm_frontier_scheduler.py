@@ -2,7 +2,7 @@
 
     PYTHONPATH=. vllm serve MODEL --max-num-seqs 64 --scheduler-cls examples.vllm_frontier_scheduler.FrontierScheduler
 
-from the directory that holds `examples` (a copy of this file will do), with RolloutPipe installed. Which group a request belongs to:
+from the directory that holds `examples` (a copy of this file will do), with RolloutPipe installed. A request's group:
 
 - its id says so, where the client sets it: the header `X-Request-Id: r0/g3/m1` means round 0, group 3, member 1. vLLM adds to
   both ends (`cmpl-r0/g3/m1-0-1b2c3d4e`); a request for n responses, `r0/g3`, becomes n members. Lower rounds go first.
@@ -52,7 +52,8 @@ class PolicyQueue(RequestQueue):
     """Waiting requests, in the order of an admission policy.
 
     In the policy's words, a request that vLLM has popped is in flight until `forget`; one that vLLM puts back (preempted, or not
-    startable yet) is requeued. vLLM looks at a request before it takes it: that one is admitted, and goes back if anything comes between.
+    startable yet) is requeued. vLLM looks at a request before it takes it: that one is admitted, and goes back if something
+    comes between.
     Always: len(tickets) = waiting here + in flight.
     """
 

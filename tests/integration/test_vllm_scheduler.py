@@ -55,7 +55,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Lab:
     """A scheduler and a model that answers every step with one token for each request."""
 
-    def __init__(self, scheduler_class: type[Scheduler], model_dir: Path, *, num_blocks: int = PLENTY, policy: str = "fcfs") -> None:
+    def __init__(
+        self, scheduler_class: type[Scheduler], model_dir: Path, *, num_blocks: int = PLENTY, policy: str = "fcfs"
+    ) -> None:
         limits = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 1024, "max_model_len": 256}
         config = VllmConfig(
             model_config=ModelConfig(model=str(model_dir), dtype="float32", max_model_len=256, skip_tokenizer_init=True),
@@ -173,11 +175,8 @@ def test_preempted_requests_come_back_before_later_groups_and_all_end(model_dir:
     lab = Lab(FrontierScheduler, model_dir, num_blocks=6, policy=policy)  # five usable: four running requests outgrow them
     ids = shuffled(3, 4)
     lab.add(ids, prompt=30, max_tokens=40)
-    first_resumed: list[str] = []
     while not lab.resumed:
         lab.step()
-        first_resumed = list(lab.started)
-    assert set(map(order_of, first_resumed)) == {0, 1} or set(map(order_of, first_resumed)) == {0}
     assert all(order_of(each) <= min(order_of(other) for other in lab_waiting(lab)) for each in lab.resumed)
     assert lab.run() == by_group(ids)
     assert sorted(lab.ended) == sorted(ids)
