@@ -1,9 +1,10 @@
-"""The smallest example runs as it stands, and every example but those made for vLLM and verl is read by a bare Python."""
+"""The smallest example and the page on it run as they stand; a bare Python reads all examples but those for vLLM and verl."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +30,21 @@ def test_example_is_imported_by_a_bare_python(name: str) -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import examples.{name}"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_code_on_the_page_runs_and_leaves_nothing_behind() -> None:
+    page = (ROOT / "docs" / "policies-only.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    counts = names["queue"].snapshot()
+    assert (counts.num_taken, counts.num_dropped, counts.num_missing, counts.update_index) == (8, 0, 0, 4)
+    assert names["policy"].snapshot().num_groups == 0
+    assert names["num_done"] == dict.fromkeys(range(8), 4)
+
+
+def test_every_link_on_the_page_leads_somewhere() -> None:
+    page = ROOT / "docs" / "policies-only.md"
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert len(links) > 5
+    assert [link for link in links if not (page.parent / link).is_file()] == []
