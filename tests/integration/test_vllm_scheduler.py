@@ -23,7 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from common.policies import AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
-from examples.vllm_frontier_scheduler import FrontierScheduler
+from examples.vllm_frontier_scheduler import FrontierScheduler, PolicyQueue
 from tests.integration.tiny_models import tiny_model
 
 SLOTS = 4
@@ -212,6 +212,26 @@ def test_nothing_is_remembered_of_requests_that_have_ended(model_dir: Path) -> N
     assert len(queue._policy._known) == 1
 
 
+def test_the_queue_alone_keeps_the_promises_of_vllms_interface() -> None:
+    queue = PolicyQueue(FrontierGroupDispatch)
+    assert (len(queue), bool(queue), list(queue)) == (0, False, [])
+    with pytest.raises(IndexError):
+        queue.peek_request()
+    with pytest.raises(IndexError):
+        queue.pop_request()
+    second, first, third, other = (Request(each, [1], SamplingParams(), None) for each in ("r0/g1", "r0/g0", "r0/g2", "r0/g3"))
+    queue.prepend_requests([second, first])
+    assert queue.peek_request() is queue.peek_request() is first
+    queue.add_request(third)
+    queue.remove_request(first)
+    queue.remove_requests([other])  # which is not here: nothing
+    assert sorted(each.request_id for each in queue) == ["r0/g1", "r0/g2"]
+    assert queue.pop_request() is second
+    queue.remove_requests({second})  # nor is this one any more
+    queue.prepend_request(second)
+    assert [queue.pop_request(), queue.pop_request(), len(queue)] == [second, third, 0]
+
+
 def test_a_strict_policy_leaves_slots_empty_and_ends_all_the_same(model_dir: Path) -> None:
     lab = Lab(StrictScheduler, model_dir)
     ids = shuffled(4, 2)
@@ -222,6 +242,17 @@ def test_a_strict_policy_leaves_slots_empty_and_ends_all_the_same(model_dir: Pat
         most = max(most, len(lab.scheduler.running))
     assert most == 2 < SLOTS
     assert lab.started == by_group(ids)
+
+
+def test_an_aborted_group_does_not_stand_in_a_strict_policys_way(model_dir: Path) -> None:
+    lab = Lab(StrictScheduler, model_dir)
+    ids = by_group(shuffled(5, 2))
+    lab.add(ids)
+    lab.abort(ids[:2])  # the whole frontier, before any of it has started
+    lab.step()
+    lab.abort(ids[3:4])
+    assert lab.run() == ids[2:]
+    assert sorted(lab.ended) == sorted(ids)
 
 
 @pytest.mark.parametrize("scheduler_class", [FrontierScheduler, StrictScheduler])
