@@ -67,8 +67,8 @@ class GatedRollout:
                     return
                 done, _ = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    if request := self.running.pop(task, None):  # else its group was dropped in this very loop
-                        self.end(request, task.result())
+                    if ended := self.running.pop(task, None):  # else its group was dropped in this very loop
+                        self.end(ended, task.result())
         finally:
             for task in self.running:
                 task.cancel()
@@ -82,19 +82,28 @@ class GatedRollout:
 
     def end(self, request: Request, result: Any) -> None:
         """Keep a response; where there is none, sample again or drop the group."""
-        group = request.order
         if not isinstance(result, TryFailed):
             self.policy.finish(request.request_id)
-            self.responses[group][request.member] = result
-            if len(self.responses[group]) == self.group_size:
-                whole = [self.responses[group][member] for member in range(self.group_size)]
-                self.queue.put(SimpleNamespace(group_id=group, order=group, weight_version=VERSION, responses=whole))
+            self.keep(request, result)
             return
         self.failures[request.request_id] += 1
         if self.failures[request.request_id] < self.max_tries:
             self.policy.requeue(request.request_id)
-            return
-        print(f"group {group} is dropped: {result}", file=sys.stderr)
+        else:
+            print(f"group {request.order} is dropped: {result}", file=sys.stderr)
+            self.drop(request.order)
+
+    def keep(self, request: Request, response: Any) -> None:
+        """The last one of a group makes it whole."""
+        group = request.order
+        responses = self.responses[group]
+        responses[request.member] = response
+        if len(responses) == self.group_size:
+            whole = [responses[member] for member in range(self.group_size)]
+            self.queue.put(SimpleNamespace(group_id=group, order=group, weight_version=VERSION, responses=whole))
+
+    def drop(self, group: int) -> None:
+        """With all of it that waits or runs."""
         self.policy.cancel_group(group)
         for task in [task for task, other in self.running.items() if other.order == group]:
             del self.running[task]

@@ -34,6 +34,8 @@ class FrontierScheduler(AsyncScheduler):
     For another policy, subclass it and override `new_policy`.
     """
 
+    waiting: "PolicyQueue"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.waiting = PolicyQueue(self.new_policy)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # an installed libtpu is no TPU
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 import torch
 from vllm import SamplingParams
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
