@@ -15,7 +15,7 @@ import asyncio
 import random
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +30,8 @@ from common.waiting_queue import WaitingQueue
 
 VERSION = 0  # of the weights that the server holds: your count of updates
 
-
-class TryFailed(Exception):
-    """What a `Sample` raises where another try may help."""
-
-
-Sample = Callable[[str, Request], Awaitable[Any]]  # (prompt, request) -> response
+# (prompt, request) -> a response, or None where another try may help; it raises what must end the round.
+Sample = Callable[[str, Request], Coroutine[Any, Any, Any]]
 
 
 class GatedRollout:
@@ -62,7 +58,8 @@ class GatedRollout:
         try:
             while True:
                 for request in self.policy.admit(self.slots - len(self.running)):
-                    self.running[asyncio.create_task(self.try_once(request))] = request
+                    task = asyncio.create_task(self.sample(self.prompts[request.order], request))
+                    self.running[task] = request
                 if not self.running:
                     return
                 done, _ = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
@@ -73,24 +70,16 @@ class GatedRollout:
             for task in self.running:
                 task.cancel()
 
-    async def try_once(self, request: Request) -> Any:
-        """The response, or what went wrong."""
-        try:
-            return await self.sample(self.prompts[request.order], request)
-        except TryFailed as error:
-            return error
-
-    def end(self, request: Request, result: Any) -> None:
+    def end(self, request: Request, response: Any) -> None:
         """Keep a response; where there is none, sample again or drop the group."""
-        if not isinstance(result, TryFailed):
+        if response is not None:
             self.policy.finish(request.request_id)
-            self.keep(request, result)
+            self.keep(request, response)
             return
         self.failures[request.request_id] += 1
         if self.failures[request.request_id] < self.max_tries:
             self.policy.requeue(request.request_id)
         else:
-            print(f"group {request.order} is dropped: {result}", file=sys.stderr)
             self.drop(request.order)
 
     def keep(self, request: Request, response: Any) -> None:
@@ -124,8 +113,9 @@ def openai_sampler(client: Any, model: str, *, max_tokens: int, limit_s: float, 
                     model=model, prompt=prompt, max_tokens=max_tokens, temperature=1.0, extra_headers=headers
                 )
         except (openai.APIError, TimeoutError) as error:
+            print(f"{request.request_id}: {error!r}", file=sys.stderr)
             await asyncio.sleep(pause_s)
-            raise TryFailed(f"{request.request_id}: {error!r}") from error
+            return None
 
     return sample
 

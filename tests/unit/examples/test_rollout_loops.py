@@ -77,6 +77,8 @@ def test_verl_agent_loops_run_lowest_groups_first(monkeypatch: pytest.MonkeyPatc
     random.Random(0).shuffle(priorities)
     outputs = asyncio.run(verl.generate_sequences("frontier_agent", 6, priorities))
     assert is_ordered([priority // 6 for priority in verl.server.calls]) == is_frontier
+    if is_frontier:  # and the members of a group as they came
+        assert verl.server.calls[SLOTS:] == sorted(priorities[SLOTS:], key=lambda priority: priority // 6)
     assert verl.server.most == SLOTS
     assert [output.extra_fields["answer"] for output in outputs] == [f"answer to {each}" for each in priorities]
 
