@@ -74,7 +74,8 @@ class Served:
 
     def started(self) -> list[str]:
         """vLLM's ids of all requests, in the order in which the engine started them."""
-        return (self.directory / "started").read_text(encoding="utf-8").split()
+        file = self.directory / "started"
+        return file.read_text(encoding="utf-8").split() if file.exists() else []
 
 
 def serve(directory: Path, *, tied: bool, eos: list[int] | None, **options: Any) -> Iterator[Served]:
