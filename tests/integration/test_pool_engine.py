@@ -5,7 +5,10 @@ Gaps: the same float32 weights in two implementations differ by rounding, about 
 
 import asyncio
 import os
+import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +24,13 @@ from common.pool import Pool
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import check_spool, model_layout
 from rolloutpipe_torch.rollout.pool import start_pool
+from tests.integration import http_server
 from tests.integration.planted_receiver import PlantedExtension
-from tests.integration.tiny_models import VOCABULARY, largest_gap, tiny_model, write_spool
+from tests.integration.tiny_models import VOCABULARY, largest_gap, tiny_model, tiny_tokenizer, write_spool
 
 pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
+ROOT = Path(__file__).resolve().parents[2]
 SAME = 1e-4
 OTHER = 0.5
 MAX_MODEL_LEN = 512
@@ -61,11 +66,16 @@ class Served:
     def gap(self, index: int, requests: list[Request]) -> float:
         return largest_gap(self.models[index], requests, self.generate(requests, max_tokens=24), 1.0)
 
-    def plant(self, function: Any, *arguments: Any) -> None:
+    def plant(self, function: Any, *arguments: Any) -> Any:
         """Run function(engine, *arguments) inside the actor."""
         import ray
 
-        ray.get(self.actor.__ray_call__.remote(function, *arguments))
+        return ray.get(self.actor.__ray_call__.remote(function, *arguments))
+
+    def started(self) -> list[str]:
+        """vLLM's ids of all requests, in the order in which the engine started them."""
+        file = self.directory / "started"
+        return file.read_text(encoding="utf-8").split() if file.exists() else []
 
 
 def serve(directory: Path, *, tied: bool, eos: list[int] | None, **options: Any) -> Iterator[Served]:
@@ -86,8 +96,18 @@ def serve(directory: Path, *, tied: bool, eos: list[int] | None, **options: Any)
 
 @pytest.fixture(scope="module")
 def fresh_tied(ray_runtime: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    extension = f"{PlantedExtension.__module__}.{PlantedExtension.__qualname__}"
-    yield from serve(tmp_path_factory.mktemp("tied"), tied=True, eos=None, worker_extension_cls=extension)
+    """With the examples' scheduler and a tokenizer: all else must hold with them too."""
+    directory = tmp_path_factory.mktemp("tied")
+    tiny_tokenizer(directory / "model-0")
+    yield from serve(
+        directory,
+        tied=True,
+        eos=None,
+        worker_extension_cls=f"{PlantedExtension.__module__}.{PlantedExtension.__qualname__}",
+        scheduler_cls="tests.integration.planted_scheduler.RecordingScheduler",
+        additional_config={"started": str(directory / "started")},
+        skip_tokenizer_init=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +124,11 @@ def untied(ray_runtime: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for served in serve(tmp_path_factory.mktemp("untied"), tied=False, eos=[1, 2]):
         served.publish(0)
         yield served
+
+
+def group_of(request_id: str) -> int:
+    """Of ids such as `cmpl-r0/g3/m1-0-1b2c3d4e`."""
+    return int(request_id.split("/")[1].removeprefix("g"))
 
 
 def requests(num: int, *, prompt_len: int = 40, same_prompt: bool = False, first_seed: int = 0) -> list[Request]:
@@ -283,6 +308,58 @@ def test_too_long_a_prompt_fails_alone(tied: Served) -> None:
         tied.generate(requests(1, prompt_len=MAX_MODEL_LEN + 1))
     assert tied.pool.capacity == 32
     assert len(tied.generate(requests(4), max_tokens=4)) == 4
+
+
+@pytest.fixture(scope="module")
+def address(tied: Served) -> str:
+    """Of vLLM's own HTTP server around the engine."""
+    return str(tied.plant(http_server.serve))
+
+
+def test_example_gets_whole_groups_out_of_the_real_server(tied: Served, address: str) -> None:
+    words = ["--groups=12", "--group-size=4", "--groups-per-update=2", "--slots=8", "--max-tokens=8"]
+    num_before = len(tied.started())
+    command = [sys.executable, str(ROOT / "examples" / "gate_openai_server.py"), address, "tiny", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "12 groups trained, 0 dropped, 6 updates"
+    groups = [line.partition(": ")[2] for line in lines if ": group " in line]
+    assert sorted(groups) == sorted(f"group {group}, 4 responses, 32 tokens" for group in range(12))
+    # The server may see the eight requests under way in any order, and no later one.
+    orders = [group_of(each) for each in tied.started()[num_before:]]
+    assert len(orders) == 48
+    assert all(order <= (index + 7) // 4 for index, order in enumerate(orders))
+
+
+def test_plugged_in_scheduler_starts_shuffled_http_requests_group_by_group(tied: Served, address: str) -> None:
+    ids = [f"r0/g{group}/m{member}" for group in range(24) for member in range(4)]
+    random.Random(0).shuffle(ids)
+    num_before = len(tied.started())
+    asyncio.run(send_together(tied, address, ids))
+    started = tied.started()[num_before:]
+    assert sorted(each.split("-")[1] for each in started) == sorted(ids)
+    orders = [group_of(each) for each in started]
+    assert orders == sorted(orders) != [group_of(each) for each in ids]
+
+
+async def send_together(tied: Served, address: str, ids: list[str]) -> None:
+    """One request each; all are in the engine before the first may start. Three times as many as it has slots."""
+    import openai
+
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+
+        async def send(request_id: str) -> None:
+            header = {"X-Request-Id": request_id}
+            answer = await client.completions.create(model="tiny", prompt="1+2=", max_tokens=4, extra_headers=header)
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 4
+
+        tied.plant(http_server.hold)
+        async with asyncio.TaskGroup() as group:
+            for each in ids:
+                group.create_task(send(each))
+            await asyncio.to_thread(tied.plant, http_server.release, len(ids))
 
 
 def test_killed_engine_is_one_line_and_leaves_no_process(tied: Served) -> None:

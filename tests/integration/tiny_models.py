@@ -1,10 +1,12 @@
 """Tiny Qwen3 models, their weights as a spool, and the log-probs that Hugging Face computes with them."""
 
+import string
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from common.records import Request, Response
 from common.spool import SpoolWriter
@@ -35,6 +37,16 @@ def tiny_model(directory: Path, *, seed: int, tied: bool, eos: list[int] | None)
     model = Qwen3ForCausalLM(config).eval()
     model.save_pretrained(directory)
     return model
+
+
+def tiny_tokenizer(directory: Path) -> None:
+    """A tokenizer for these models, saved in `directory`: a token a character."""
+    characters = ["?", *string.digits, *string.ascii_lowercase, *string.punctuation]
+    vocabulary = {character: index for index, character in enumerate(dict.fromkeys(characters[:VOCABULARY]))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(directory)
 
 
 def write_spool(model: Any, spool: Path, version: int, *, without: str = "") -> Path:
