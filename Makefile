@@ -8,7 +8,6 @@
 # make speed    tokens a second of the JAX and of the torch trainer (3 minutes)
 # make bench    the scheduling core at a million requests, the controller's own time, a simulated round of 800,000 (4 minutes)
 # make paper    the paper's settings simulated, on three seeds, against their marks; refits what is fitted (2 minutes)
-# make bench    the scheduling core at a million requests, and the controller's own time (3 minutes)
 # make grid     all schedules in 72 simulated regimes and in 54 others, against marks and a lower bound (8 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
 
@@ -20,8 +19,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed paper bench clean help
-.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed bench grid clean help
+.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed paper grid bench clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
