@@ -212,18 +212,13 @@ class AdaptiveFrontierDispatch(Admission):
             token_s=token_s,
             update_s=self.history.trainer_update_s,
         )
-        self.plan = choose(pipeline, rest, self._width_now(pipeline.capacity), reorder=self._reorder)
+        self.plan = choose(pipeline, rest, reorder=self._reorder)
         width = self.plan.width
         self._width = width._replace(num_first=width.num_first and self._num_closed + width.num_first)
         ranked = begun + [fresh[index] for index in self.plan.order]
         self._rank = {group: rank for rank, group in enumerate(ranked)}
         self._heap = [(*self._key(group), group) for group in {entry[-1]: None for entry in self._heap}]
         heapify(self._heap)
-
-    def _width_now(self, capacity: float) -> Width:
-        """As a plan would state it."""
-        first, rest, num_first = self._width
-        return Width(min(first, capacity), min(rest, capacity), max(num_first - self._num_closed, 0))
 
     def _pipeline(self) -> Pipeline | None:
         state, line = self._state, self.history.step_time.line()

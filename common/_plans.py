@@ -8,8 +8,8 @@ lies between as submitted, longest first or shortest first:
     neither                       mixtures: a few short ones for an early start, short ones at the end against the tail
 
 Each is played through `common.forecast` with the lengths expected. Those are uncertain, so there are several draws of them, in
-pairs of opposite errors: all candidates are played on the first pair, the best of them on all. What is done now is a candidate
-too, and stays unless another is better.
+pairs of opposite errors: all candidates are played on the first pair, the best of them on all. What is done now stays unless
+another gains more than chance can explain.
 """
 
 import math
@@ -21,8 +21,10 @@ from common._draws import MAX_MEMBERS, NUM_DRAWS, Draws, GroupState
 from common.forecast import Pipeline, Width, forecast
 
 MAX_GROUPS = 64  # in the model of a larger round, every n-th group stands for n
+_NUM_FIRST = 2  # draws that all candidates are played on
 _NUM_FINAL = 4  # candidates played on all draws
-_MIN_GAIN = 0.002  # of the time: less is no reason to change the plan
+_MIN_GAIN = 0.003  # of the time: less is no reason to change the order
+_MIN_WIDTH_GAIN = 0.015  # nor this to hold requests back: any of them may turn out to be the longest
 
 
 class Order(NamedTuple):
@@ -75,46 +77,42 @@ class _Candidate:
     width: Width
     ends_s: list[float] = field(default_factory=list)  # of each draw that it was played on
 
-    @property
-    def total_s(self) -> float:
-        return sum(self.ends_s)
-
-    def is_better(self, other: "_Candidate") -> bool:
-        """By more than chance: the mean gain over the draws is above twice its standard error, and worth a change."""
+    def is_better(self, other: "_Candidate", min_gain: float) -> bool:
+        """By more than chance: the mean gain over the draws is above twice its standard error, and above `min_gain`."""
         gains = [theirs - ours for ours, theirs in zip(self.ends_s, other.ends_s, strict=True)]
         mean = sum(gains) / len(gains)
         variance = sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1)
-        return mean > 2 * math.sqrt(variance / len(gains)) and mean * len(gains) > _MIN_GAIN * other.total_s
+        return mean > 2 * math.sqrt(variance / len(gains)) and mean * len(gains) > min_gain * _total(other)
 
 
-def choose(pipeline: Pipeline, rest: Rest, current_width: Width, *, reorder: bool) -> Plan:
-    """The best candidate. Cost: some 60 forecasts of at most MAX_GROUPS groups."""
+def choose(pipeline: Pipeline, rest: Rest, *, reorder: bool) -> Plan:
+    """First the order, at full width; then the width, for that order. Cost: some 90 forecasts of at most MAX_GROUPS groups."""
     model = _Model(pipeline, rest)
     full = Width(pipeline.capacity, pipeline.capacity, 0)
-    current = _Candidate(None, current_width)
-    candidates = [current, _Candidate(None, full)]
+    best = _Candidate(None, full)
     if reorder:
         orders = _orders(len(rest.fresh), max(1, round(pipeline.capacity / rest.members)), rest.per_update)
-        candidates += [_Candidate(order, full) for order in orders]
-    model.play(candidates, range(2))
+        best = _contest(model, best, [_Candidate(order, full) for order in orders], _MIN_GAIN)
     if pipeline.full_step_s > 0:  # else a full engine is no slower
-        order = min(candidates, key=_total).order
-        narrow = [_Candidate(order, width) for width in _widths(pipeline.capacity, rest)]
-        model.play(narrow, range(2))
-        candidates += narrow
-    final = sorted(candidates, key=_total)[:_NUM_FINAL]
-    if current not in final:
-        final.append(current)
-    model.play(final, range(2, NUM_DRAWS))
-    best = min(final, key=_total)
-    if not best.is_better(current):
-        best = current
+        narrow = [_Candidate(best.order, width) for width in _widths(pipeline.capacity, rest)]
+        best = _contest(model, best, narrow, _MIN_WIDTH_GAIN)
     chosen = rest.current if best.order is None else best.order.arrange([state.expected.tokens for state in rest.fresh])
-    return Plan(chosen, best.width, best.total_s / NUM_DRAWS)
+    return Plan(chosen, best.width, _total(best) / len(best.ends_s) if best.ends_s else math.nan)
+
+
+def _contest(model: "_Model", champion: _Candidate, challengers: list[_Candidate], min_gain: float) -> _Candidate:
+    """Who is best; the champion stays unless another gains enough. All play the first draws, the best of them all draws."""
+    if not challengers:
+        return champion
+    model.play(challengers, range(_NUM_FIRST))
+    final = sorted(challengers, key=_total)[:_NUM_FINAL]
+    model.play([champion, *final], range(NUM_DRAWS))
+    best = min(final, key=_total)
+    return best if best.is_better(champion, min_gain) else champion
 
 
 def _total(candidate: _Candidate) -> float:
-    return candidate.total_s
+    return sum(candidate.ends_s)
 
 
 class _Model:
@@ -136,10 +134,10 @@ class _Model:
         self._draws = [draws.works(states, draw) for draw in range(NUM_DRAWS)]
 
     def play(self, candidates: Sequence[_Candidate], draws: range) -> None:
-        """Add the forecasts, in seconds, to each candidate's total."""
+        """Each candidate's forecast on those draws that it was not played on yet, in seconds."""
         for candidate in candidates:
             order, width = self._order(candidate.order), self._width(candidate.width)
-            for draw in draws:
+            for draw in draws[len(candidate.ends_s) :]:
                 candidate.ends_s.append(forecast(self._pipeline, self._draws[draw], order, width))
 
     def _order(self, order: Order | None) -> list[int]:
