@@ -14,7 +14,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", default="1,2")
-    parser.add_argument("--schedules", default="serial,cgp,fgd")
+    parser.add_argument("--schedules", default="serial,cgp,fgd,adaptive")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     marks = Marks()

@@ -4,7 +4,7 @@ A round of R=96 groups of K=8 on a fake engine with 64 slots, about 12 s on the 
 sleeps. Measured is the CPU time of the whole process; what the fakes and the event loop need for the same sleeps without a
 controller is measured on its own and subtracted. Exits 1 where the controller needs 2 % of the round or more.
 
-    python benchmarks/controller_overhead.py [--schedules serial,cgp,fgd] [--seconds 12]
+    python benchmarks/controller_overhead.py [--schedules serial,cgp,fgd,adaptive] [--seconds 12]
 """
 
 import argparse
@@ -106,7 +106,7 @@ async def run_fakes(seconds: float) -> Cost:
 def main() -> None:
     """Prints the table; exits 1 where a schedule is over the mark."""
     parser = argparse.ArgumentParser(description="CPU time of the round controller as a share of a round.")
-    parser.add_argument("--schedules", default="serial,cgp,fgd", help="comma-separated")
+    parser.add_argument("--schedules", default="serial,cgp,fgd,adaptive", help="comma-separated")
     parser.add_argument("--seconds", type=float, default=12.0, help="of sampling in a round")
     options = parser.parse_args()
     num_requests = NUM_GROUPS * NUM_MEMBERS

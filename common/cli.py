@@ -91,7 +91,7 @@ def compare(
     overrides: Overrides = None,
     schedules: Annotated[
         str, typer.Option("--schedules", help="Comma-separated; ratios are against the first.")
-    ] = "serial,cgp,fgd",
+    ] = "serial,cgp,fgd,adaptive",
     json_file: JsonFile = None,
 ) -> None:
     """Run the same prompts from the same weights under each schedule, side by side."""
