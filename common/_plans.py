@@ -34,6 +34,13 @@ class Order(NamedTuple):
     last: int = 0  # the next shortest, descending
     middle: Literal["submitted", "longest", "shortest"] = "submitted"
 
+    @property
+    def name(self) -> str:
+        """In words: `2 shortest, then longest first, 8 short ones last`."""
+        first = f"{self.first} shortest, then " if self.first else ""
+        last = f", {self.last} short ones last" if self.last else ""
+        return f"{first}{self.middle}{'' if self.middle == 'submitted' else ' first'}{last}"
+
     def arrange(self, expected: Sequence[float]) -> list[int]:
         """Indices of groups, given the expected length of each in order of submission."""
         ascending = sorted(range(len(expected)), key=expected.__getitem__)
@@ -68,7 +75,8 @@ class Plan:
 
     order: list[int]  # indices of fresh groups
     width: Width
-    end_s: float  # forecast, from now
+    end_s: float  # forecast, from now; NaN where there was nothing to choose from
+    name: str  # of the order; `as before` where it stays
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +105,8 @@ def choose(pipeline: Pipeline, rest: Rest, *, reorder: bool) -> Plan:
         narrow = [_Candidate(best.order, width) for width in _widths(pipeline.capacity, rest)]
         best = _contest(model, best, narrow, _MIN_WIDTH_GAIN)
     chosen = rest.current if best.order is None else best.order.arrange([state.expected.tokens for state in rest.fresh])
-    return Plan(chosen, best.width, _total(best) / len(best.ends_s) if best.ends_s else math.nan)
+    end_s = _total(best) / len(best.ends_s) if best.ends_s else math.nan
+    return Plan(chosen, best.width, end_s, "as before" if best.order is None else best.order.name)
 
 
 def _contest(model: "_Model", champion: _Candidate, challengers: list[_Candidate], min_gain: float) -> _Candidate:

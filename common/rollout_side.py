@@ -9,6 +9,7 @@ the request go, so at each admission: in flight <= capacity.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class RolloutSide:
         self._started_s = parts.timeline.now()
         self._in_flight: dict[str, Member] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
+        self._plan: object = None  # the last one noted
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -109,8 +111,21 @@ class RolloutSide:
             return
         free_slots = max(0, self._parts.engine.capacity - len(self._in_flight))
         self._policy.observe(self._observe())
-        for request in self._policy.admit(free_slots):
+        admitted = self._policy.admit(free_slots)
+        self._note_plan()
+        for request in admitted:
             self._start(request)
+
+    def _note_plan(self) -> None:
+        """An adaptive policy's latest decision, for the timeline."""
+        plan = getattr(self._policy, "plan", None)
+        if plan is None or plan is self._plan:
+            return
+        self._plan = plan
+        first, rest, num_first = plan.width
+        width = {"first": round(first), "rest": round(rest), "num_first": num_first}
+        end_s = None if math.isnan(plan.end_s) else round(plan.end_s, 3)
+        self._timeline.emit("plan", round=self._index, waiting=len(plan.order), order=plan.name, width=width, end_s=end_s)
 
     def _start(self, request: Request) -> None:
         group = self._groups.open[str(request.group_id)]

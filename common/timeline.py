@@ -9,6 +9,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | run_end | status (finished, failed, stopped), detail |
 | phase | name (what the run does outside rollout and training, until the next phase or round_start: `start engines`) |
 | round_start | version, num_groups, schedule |
+| plan | waiting (groups of which nothing is admitted), order, width, end_s (forecast, from now): what `adaptive` decided |
 | dispatch | request, group, member, replica (a request enters an engine) |
 | response | start (of its dispatch), request, group, member, replica, tokens, finish_reason, version |
 | retry | request, group, reason (rejected for its version, lost, or timed out) |
