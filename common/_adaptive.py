@@ -65,6 +65,7 @@ class AdaptiveFrontierDispatch(Admission):
         self._num_begun = 0
         self._overtake_limit: dict[WaitingGroup, int] = {}  # `_num_begun` at which a fresh group goes first, in order of arrival
         self._num_closed = 0
+        self._closed_tokens: list[int] = []  # of each group that has ended, in order
         self._replan_at = math.inf  # number of fresh groups
         self._width = Width(math.inf, math.inf, 0)
         self.plan: Plan | None = None  # the last one, for reports
@@ -140,6 +141,7 @@ class AdaptiveFrontierDispatch(Admission):
         self._rank.pop(group, None)
         if (seen := self._seen.pop(group, None)) is not None:
             request, lengths = seen
+            self._closed_tokens.append(sum(lengths))
             prompt = request.prompt_ids
             self.history.lengths.learn(prompt, lengths, prompt_tokens=len(prompt), task=self._task(request))
 
@@ -224,8 +226,13 @@ class AdaptiveFrontierDispatch(Admission):
         state, line = self._state, self.history.step_time.line()
         if state is None or state.engine_capacity < 1 or line is None:
             return None
-        backlog_s = state.trainer_backlog_groups / state.trainer_groups_per_s if state.trainer_groups_per_s > 0 else 0.0
-        return Pipeline(float(state.engine_capacity), line[0], line[1], backlog_s, self._in_order)
+        return Pipeline(float(state.engine_capacity), line[0], line[1], self._backlog_s(state), self._in_order)
+
+    def _backlog_s(self, state: PipelineState) -> float:
+        """Seconds of training of the complete groups that wait for it: those that ended last."""
+        tokens = self._closed_tokens[-state.trainer_backlog_groups :] if state.trainer_backlog_groups > 0 else []
+        group_s = self.history.trainer_update_s / self._per_update
+        return sum(tokens) * (self.history.trainer_token_s or 0.0) + len(tokens) * group_s
 
     def _state_of(self, group: WaitingGroup) -> GroupState:
         admitted = [self._flights.get(request.request_id) for request in group.requests[group.start : group.next]]
