@@ -33,6 +33,7 @@ SETTINGS: dict[str, Any] = {
     "groups_per_update": 2,
     "filter": "keep",
     "checkpoint": {"every": 1},
+    "schedule": "adaptive",
 }
 
 
@@ -119,6 +120,15 @@ def test_every_request_of_the_timeline_ends(proof: Proof) -> None:
     started = Counter(event["request"] for event in proof.of("dispatch"))
     ended = Counter(event["request"] for event in proof.events if event["kind"] in ("response", "retry"))
     assert started == ended and len(started) == ROUNDS * GROUPS * MEMBERS
+
+
+def test_the_adaptive_policy_plans_once_it_has_seen_lengths_and_speeds(proof: Proof) -> None:
+    plans = proof.of("plan")
+    assert {plan["round"] for plan in plans} >= {1}, "the second round of the first process starts with what the first has shown"
+    capacity = yaml.safe_load(proof.run_dir.config.read_text())["rollout"]["capacity"]
+    for plan in plans:
+        assert 1 <= plan["width"]["first"] <= capacity and 1 <= plan["width"]["rest"] <= capacity
+        assert plan["order"] and 0 < plan["waiting"] <= GROUPS
 
 
 def test_books_balance(proof: Proof) -> None:
