@@ -20,7 +20,8 @@ from typing import Literal, NamedTuple
 from common._draws import MAX_MEMBERS, NUM_DRAWS, Draws, GroupState
 from common.forecast import Pipeline, Width, forecast
 
-MAX_GROUPS = 64  # in the model of a larger round, every n-th group stands for n
+MAX_GROUPS = 64  # fresh ones; in the model of a larger round, every n-th group stands for n
+MAX_BEGUN = 128
 _NUM_FIRST = 2  # draws that all candidates are played on
 _NUM_FINAL = 4  # candidates played on all draws
 _MIN_GAIN = 0.003  # of the time: less is no reason to change the order
@@ -86,7 +87,7 @@ class _Candidate:
 
 
 def choose(pipeline: Pipeline, rest: Rest, *, reorder: bool) -> Plan:
-    """First the order, at full width; then the width, for that order. Cost: some 90 forecasts of at most MAX_GROUPS groups."""
+    """First the order, at full width; then the width, for that order. Cost: some 90 forecasts of at most 192 groups."""
     model = _Model(pipeline, rest)
     full = Width(pipeline.capacity, pipeline.capacity, 0)
     best = _Candidate(None, full)
@@ -119,12 +120,12 @@ class _Model:
     """The rest of a round, thinned out."""
 
     def __init__(self, pipeline: Pipeline, rest: Rest) -> None:
-        self._every = every = -(-len(rest.fresh) // MAX_GROUPS)
+        self._every = every = max(-(-len(rest.fresh) // MAX_GROUPS), -(-len(rest.begun) // MAX_BEGUN))
         thin = -(-rest.members // MAX_MEMBERS)
         self._scale = every * thin
         self._pipeline = replace(pipeline, capacity=max(pipeline.capacity / self._scale, 1.0))
         by_length = sorted(range(len(rest.fresh)), key=lambda index: rest.fresh[index].expected.tokens)
-        sample = sorted(by_length[every // 2 :: every])
+        sample = sorted(by_length[min(every, len(by_length)) // 2 :: every])
         places = {index: place for place, index in enumerate(sample)}
         self._current = [places[index] for index in rest.current if index in places]
         self._expected = [rest.fresh[index].expected.tokens for index in sample]

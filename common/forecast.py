@@ -10,7 +10,7 @@ Cost: O(requests * log capacity); callers thin out a large round before (`common
 """
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 
@@ -75,9 +75,9 @@ def _completions(pipeline: Pipeline, works: list[Work], order: list[int], width:
             place += 1
         if not running:
             return ends
-        end, index = heappop(running)
+        end, index = running[0]
         if end > decoded:
-            now_s += (end - decoded) * (step_s + slope_s * (len(running) + 1))
+            now_s += (end - decoded) * (step_s + slope_s * len(running))
             decoded = end
         left[index] -= 1
         if not left[index]:
@@ -85,3 +85,8 @@ def _completions(pipeline: Pipeline, works: list[Work], order: list[int], width:
             num_ended += 1
             if num_ended == width.num_first:
                 limit = width.rest
+        if place < num_queued and len(running) - 1 < limit:
+            heapreplace(running, (decoded + queue[place][0], queue[place][1]))
+            place += 1
+        else:
+            heappop(running)
