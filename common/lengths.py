@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from common.errors import UsageError, explain
 
 _NUM_PARTS = 512
-_FORGET = 0.5  # weight of a prompt's earlier visits once it is visited again: the policy that is trained changes
+# The policy that is trained changes, and lengths with it. Weights of what was seen before,
+_FORGET_VISITS = 0.5  # of a prompt once it is visited again,
+_FORGET_GROUPS = 0.995  # of all other groups with each new one
 _MIN_SLOPE_SPREAD = 0.05  # log prompt tokens: prompts this much alike tell nothing about the slope
 
 
@@ -42,6 +44,11 @@ class Expected:
 NOTHING_KNOWN = Expected(tokens=1.0, error=math.inf)
 
 
+def _faded(total: float, value: float) -> float:
+    """The sum with one more value."""
+    return _FORGET_GROUPS * total + value
+
+
 class _Line:
     """Least squares of y over x, with sums alone. Each y is the mean of a group's log lengths."""
 
@@ -51,13 +58,9 @@ class _Line:
         self.n = self.sx = self.sy = self.sxx = self.sxy = self.syy = self.inverse_sizes = 0.0
 
     def add(self, x: float, y: float, size: int) -> None:
-        self.n += 1
-        self.inverse_sizes += 1 / size
-        self.sx += x
-        self.sy += y
-        self.sxx += x * x
-        self.sxy += x * y
-        self.syy += y * y
+        self.n, self.inverse_sizes = _faded(self.n, 1.0), _faded(self.inverse_sizes, 1 / size)
+        self.sx, self.sy = _faded(self.sx, x), _faded(self.sy, y)
+        self.sxx, self.sxy, self.syy = _faded(self.sxx, x * x), _faded(self.sxy, x * y), _faded(self.syy, y * y)
 
     def slope(self) -> float:
         spread = self.sxx - self.sx * self.sx / self.n
@@ -96,16 +99,18 @@ class LengthPredictor:
         seen = prompt in self._prompts
         if expected.error < math.inf:
             count, squares = self._missed[seen]
-            self._missed[seen] = (count + 1, squares + (mean - math.log(expected.tokens)) ** 2)
+            miss = mean - math.log(expected.tokens)
+            self._missed[seen] = (_faded(count, 1.0), _faded(squares, miss**2))
         freedom, squares = self._within
-        self._within = (freedom + len(logs) - 1, squares + math.fsum((log - mean) ** 2 for log in logs))
+        around_mean = math.fsum((log - mean) ** 2 for log in logs)
+        self._within = (_faded(freedom, len(logs) - 1), _faded(squares, around_mean))
         scale = math.sqrt(len(logs) / (len(logs) - 1)) if len(logs) > 1 else 0.0  # the mean follows its own members
         self._parts.extend(scale * (log - mean) for log in logs)
         if not seen:
             for line in (self._tasks.setdefault(task, _Line()), self._all_tasks):
                 line.add(math.log(max(prompt_tokens, 1)), mean, len(logs))
         weight, before = self._prompts.get(prompt, (0.0, 0.0))
-        weight *= _FORGET
+        weight *= _FORGET_VISITS
         total = weight + len(logs)
         self._prompts[prompt] = (total, (weight * before + len(logs) * mean) / total)
 
@@ -117,10 +122,10 @@ class LengthPredictor:
     def expect(self, prompt: Hashable, *, prompt_tokens: int = 1, task: Hashable = None) -> Expected:
         """The prediction; `NOTHING_KNOWN` before there is anything to go by."""
         line = self._tasks.get(task)
-        if line is None or line.n < 2:
+        if line is None or line.n <= 1:
             line = self._all_tasks
         visits, mean = self._prompts.get(prompt, (0.0, 0.0))
-        if line.n < 2:
+        if line.n <= 1:
             return self._make(mean, 0.0, True) if visits else NOTHING_KNOWN
         within = self._member_variance()
         prior, prior_variance = line.at(math.log(max(prompt_tokens, 1))), line.variance(within)
