@@ -91,13 +91,14 @@ def choose(pipeline: Pipeline, rest: Rest, *, reorder: bool) -> Plan:
     model = _Model(pipeline, rest)
     full = Width(pipeline.capacity, pipeline.capacity, 0)
     best = _Candidate(None, full)
-    if reorder:
+    expected = [state.expected.tokens for state in rest.fresh]
+    if reorder and max(expected) > min(expected):
         orders = _orders(len(rest.fresh), max(1, round(pipeline.capacity / rest.members)), rest.per_update)
         best = _contest(model, best, [_Candidate(order, full) for order in orders], _MIN_GAIN)
     if pipeline.full_step_s > 0:  # else a full engine is no slower
         narrow = [_Candidate(best.order, width) for width in _widths(pipeline.capacity, rest)]
         best = _contest(model, best, narrow, _MIN_WIDTH_GAIN)
-    chosen = rest.current if best.order is None else best.order.arrange([state.expected.tokens for state in rest.fresh])
+    chosen = rest.current if best.order is None else best.order.arrange(expected)
     return Plan(chosen, best.width, _total(best) / len(best.ends_s) if best.ends_s else math.nan)
 
 

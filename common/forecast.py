@@ -65,7 +65,7 @@ def _completions(pipeline: Pipeline, works: list[Work], order: list[int], width:
     queue = [(tokens, index) for index in order for tokens in works[index].waiting]
     left = [len(work.waiting) + len(work.running) for work in works]
     ends = [0.0] * len(works)
-    limit, num_ended = width.first, 0
+    limit, num_ended = width.first if width.num_first else width.rest, 0
     decoded = now_s = 0.0
     place, num_queued = 0, len(queue)
     while True:
