@@ -85,6 +85,7 @@ class AdaptiveFrontierDispatch(Admission):
         self._new: list[WaitingGroup] = []  # of the submit that goes on
         self._num_begun = 0
         self._patience = _Patience()
+        self._late: WaitingGroup | None = None  # goes first: it was overtaken by as many as it may be
         self._num_closed = 0
         self._replan_at = math.inf  # number of fresh groups
         self._width = Width(math.inf, math.inf, 0)
@@ -163,17 +164,14 @@ class AdaptiveFrontierDispatch(Admission):
         self._joined(group)
 
     def _next(self) -> WaitingGroup | None:
-        if (late := self._patience.first(self._num_begun, self._fresh)) is not None:
-            self._begin(late)
-            return late
-        while self._heap:
-            group = self._heap[0][-1]
-            if group.next_waiting():
-                self._begin(group)
-                return group
-            heappop(self._heap)
-            group.is_ready = False
-        return None
+        if self._late is not None and self._late.next_waiting():
+            return self._late
+        group = self._first_by_rank()
+        if group in self._fresh:  # else it goes on: members of a group stay together
+            self._late = self._patience.first(self._num_begun, self._fresh)
+            group = self._late or group
+            self._begin(group)
+        return group
 
     def _frontier_ids(self) -> tuple[Hashable, ...]:
         """The first U of the groups begun."""
@@ -186,6 +184,15 @@ class AdaptiveFrontierDispatch(Admission):
 
     def _push(self, group: WaitingGroup) -> None:
         heappush(self._heap, (*self._key(group), group))
+
+    def _first_by_rank(self) -> WaitingGroup | None:
+        while self._heap:
+            group = self._heap[0][-1]
+            if group.next_waiting():
+                return group
+            heappop(self._heap)
+            group.is_ready = False
+        return None
 
     def _begin(self, group: WaitingGroup) -> None:
         if group in self._fresh:
@@ -208,15 +215,16 @@ class AdaptiveFrontierDispatch(Admission):
         self._replan_at = len(self._fresh) * _REPLAN_SHARE if len(self._fresh) > 1 else -1.0
 
     def _rest(self, begun: list[WaitingGroup], fresh: list[WaitingGroup], token_s: float) -> Rest:
+        states = [self._state_of(group) for group in (*begun, *fresh)]
         return Rest(
-            begun=[self._state_of(group) for group in begun],
-            fresh=[self._state_of(group) for group in fresh],
+            begun=states[: len(begun)],
+            fresh=states[len(begun) :],
             current=sorted(range(len(fresh)), key=lambda index: self._key(fresh[index])),
             members=max(group.stop - group.start for group in fresh),
             num_to_first=max(self._per_update - self._num_closed, 0),
             per_update=self._per_update,
             parts=self.history.lengths.member_parts,
-            longest=self.history.lengths.longest,
+            longest=max(self.history.lengths.longest, *(state.expected.tokens for state in states)),
             token_s=token_s,
             update_s=self.history.trainer_update_s,
         )

@@ -44,8 +44,11 @@ class Draws(NamedTuple):
         return [self._work(state, draw) for state in states]
 
     def _work(self, state: GroupState, draw: int) -> Work:
-        center = state.expected.tokens * math.exp(state.expected.error * _normal(state.order, draw))
-        lengths = [min(center * math.exp(part), self.longest) for part in self._parts(state, draw)]
+        center, limit = (
+            math.log(state.expected.tokens) + state.expected.error * _normal(state.order, draw),
+            math.log(self.longest),
+        )
+        lengths = [math.exp(min(center + part, limit)) for part in self._parts(state, draw)]
         waiting = lengths[: len(state.waiting)]
         running, total = [], state.num_done_tokens + sum(waiting)
         for (_, had), length in zip(state.running, lengths[len(waiting) :], strict=True):

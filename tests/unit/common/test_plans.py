@@ -247,7 +247,7 @@ def test_what_is_decoded_already_is_not_to_go_and_is_trained() -> None:
     assert work.train_s == pytest.approx(0.01 * (55 + 4 * 100))
 
 
-@pytest.mark.parametrize("had", [100.0, 150.0, 990.0, 1000.0, 5000.0])
+@pytest.mark.parametrize("had", [101.0, 150.0, 990.0, 1000.0, 5000.0])
 def test_one_that_is_past_its_expected_end_still_has_to_go(had: float) -> None:
     (work,) = Draws((), 1000.0, 1, 0.0, 0.0).works([state(0, 100.0, running=(had,))], 0)
     assert 1.0 <= work.running[0] <= max(0.2 * had, 1.0)
