@@ -1,4 +1,4 @@
-"""Do the schedules save what they promise, without skipping work? `compare` with serial, cgp, fgd and adaptive, against the marks.
+"""Do the schedules save what they promise, without skipping work? `compare` with serial, cgp, fgd and adaptive, against marks.
 
 Twice, the second time in the opposite order, so that a machine whose speed drifts favours none; medians over both.
 

@@ -87,7 +87,7 @@ def drive_policy(policy: AdmissionPolicy, requests: list[Request]) -> float:
 
 
 def drive_adaptive(policy: AdaptiveFrontierDispatch, requests: list[Request]) -> float:
-    """As `drive_policy`, a group's worth every second; response lengths depend on the prompt."""
+    """As `drive_policy`, a group's worth every second; response lengths grow with the prompt's."""
     running: deque[Request] = deque()
     now_s, start = 0.0, process_time()
     policy.submit(requests)
@@ -99,7 +99,7 @@ def drive_adaptive(policy: AdaptiveFrontierDispatch, requests: list[Request]) ->
         now_s += 1.0
         for _ in range(min(GROUP_SIZE, len(running))):
             request = running.popleft()
-            policy.finish(request.request_id, 40 + request.prompt_ids[0] * 7919 % 400 + request.member)
+            policy.finish(request.request_id, 20 * len(request.prompt_ids) + request.prompt_ids[0] * 7919 % 97 + request.member)
     seconds = process_time() - start
     counts = policy.snapshot()
     assert (counts.num_waiting, counts.num_in_flight) == (0, 0), counts
@@ -137,7 +137,7 @@ def make_round(first_group: int, num_groups: int, order: str) -> tuple[list[Requ
     ids = [str(group) for group in range(first_group, first_group + num_groups)]
     requests = [
         Request(request_id=f"{group_id}/{member}", group_id=group_id, order=number, member=member, prompt_ids=prompt)
-        for number, (group_id, prompt) in enumerate((group_id, (int(group_id),)) for group_id in ids)
+        for number, (group_id, prompt) in enumerate((group_id, (int(group_id),) * (1 + int(group_id) % 13)) for group_id in ids)
         for member in range(GROUP_SIZE)
     ]
     groups = [Group(group_id=group_id, order=number, weight_version=0, samples=()) for number, group_id in enumerate(ids)]
