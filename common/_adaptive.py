@@ -15,7 +15,7 @@ from common.history import History
 from common.lengths import Expected
 from common.records import PipelineState, Request
 
-_REPLAN_SHARE = 2 / 3  # plan again when no more than this share of the groups that waited at the last plan still waits
+_REPLAN_EVERY = 3  # plan again when one in so many of the groups that waited at the last plan has begun, or as many came
 _PATIENCE = 2  # a group is overtaken by at most this many times the groups that were open when it came
 
 
@@ -87,7 +87,7 @@ class AdaptiveFrontierDispatch(Admission):
         self._patience = _Patience()
         self._late: WaitingGroup | None = None  # goes first: it was overtaken by as many as it may be
         self._num_closed = 0
-        self._replan_at = math.inf  # number of fresh groups
+        self._replan_at = 0  # number of groups begun
         self._width = Width(math.inf, math.inf, 0)
         self.plan: Plan | None = None  # the last one, for reports
         self._flights = Flights(self.history.step_time)
@@ -101,8 +101,8 @@ class AdaptiveFrontierDispatch(Admission):
         for group in self._new:
             self._patience.add(group, limit)
         self._new.clear()
-        if self._num_open > 1.5 * num_before:
-            self._replan_at = math.inf
+        if _REPLAN_EVERY * (self._num_open - num_before) > self._num_open:
+            self._replan_at = self._num_begun
 
     def observe(self, state: PipelineState) -> None:
         self._state = state
@@ -114,7 +114,7 @@ class AdaptiveFrontierDispatch(Admission):
 
     def admit(self, free_slots: int) -> list[Request]:
         check_count("free_slots", free_slots, 0, "pass capacity minus requests in flight")
-        if len(self._fresh) <= self._replan_at:
+        if self._num_begun >= self._replan_at:
             self._make_plan()
         limit = self._width.first if self._num_closed < self._width.num_first else self._width.rest
         admitted = super().admit(int(max(0.0, min(free_slots, limit - len(self._in_flight)))))
@@ -212,7 +212,7 @@ class AdaptiveFrontierDispatch(Admission):
             if all(state.expected.error < math.inf for state in (*rest.begun, *rest.fresh)):
                 self.plan = choose(pipeline, rest, reorder=self._reorder)
                 self._follow(self.plan, begun, fresh, pipeline.capacity)
-        self._replan_at = len(self._fresh) * _REPLAN_SHARE if len(self._fresh) > 1 else -1.0
+        self._replan_at = self._num_begun + max(-(-len(self._fresh) // _REPLAN_EVERY), 1)
 
     def _rest(self, begun: list[WaitingGroup], fresh: list[WaitingGroup], token_s: float) -> Rest:
         states = [self._state_of(group) for group in (*begun, *fresh)]

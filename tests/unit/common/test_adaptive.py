@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Container, Hashable
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from common import _adaptive
 from common._adaptive import _Patience
 from common._admission import WaitingGroup
-from common._plans import Plan
+from common._plans import Plan, Rest
 from common.errors import DuplicateRequestError, UnknownRequestError, UsageError
+from common.forecast import Pipeline, Width
 from common.history import History
 from common.lengths import NOTHING_KNOWN, Expected
 from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy, FrontierGroupDispatch
@@ -322,6 +324,54 @@ def test_responses_in_no_time_break_nothing() -> None:
         for request in admitted:
             policy.finish(request.request_id, 10**9)
     assert policy.admit(200) != []
+
+
+# --- when it plans
+
+
+def count_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Fresh groups at each plan, as they are made."""
+    seen: list[int] = []
+
+    def choose(pipeline: Pipeline, rest: Rest, *, reorder: bool) -> Plan:
+        seen.append(len(rest.fresh))
+        return Plan(list(reversed(range(len(rest.fresh)))), Width(pipeline.capacity, pipeline.capacity, 0), 0.0)
+
+    monkeypatch.setattr(_adaptive, "choose", choose)
+    return seen
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 100, 2000])
+def test_a_round_has_few_plans(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, lengths = count_plans(monkeypatch), draw(range(count))
+    policy = informed(expect=oracle(lengths))
+    policy.submit(groups(range(count)))
+    play(policy, lengths)
+    assert plans[0] == count
+    assert 1 <= len(plans) <= 3 + math.log(count, 1.5)
+    assert all(2 * before >= 3 * after - 2 for before, after in pairwise(plans))
+
+
+def test_where_groups_keep_coming_it_plans_again_whenever_a_third_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, orders = count_plans(monkeypatch), iter(range(10**6))
+    policy = informed(expect=lambda request: Expected(tokens=50.0, error=0.1))
+    policy.submit(groups([next(orders) for _ in range(30)]))
+    for now in range(200):
+        policy.observe(state(float(now)))
+        for request in policy.admit(SIZE):
+            policy.finish(request.request_id, 50)
+        policy.submit(group(next(orders)))
+    assert plans == [30] * 20
+
+
+def test_a_large_submit_is_planned_at_once_and_a_refill_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = count_plans(monkeypatch)
+    policy = informed(expect=lambda request: Expected(tokens=50.0, error=0.1))
+    policy.observe(state(0.0))
+    for orders in (range(20), range(20, 21), range(21, 25), range(25, 45)):
+        policy.submit(groups(orders))
+        policy.admit(0)
+    assert plans == [20, 45]
 
 
 # --- whatever the predictor says
