@@ -44,11 +44,9 @@ class Draws(NamedTuple):
         return [self._work(state, draw) for state in states]
 
     def _work(self, state: GroupState, draw: int) -> Work:
-        center, limit = (
-            math.log(state.expected.tokens) + state.expected.error * _normal(state.order, draw),
-            math.log(self.longest),
-        )
-        lengths = [math.exp(min(center + part, limit)) for part in self._parts(state, draw)]
+        center = math.log(state.expected.tokens) + state.expected.error * _normal(state.order, draw)
+        longest = math.log(self.longest)
+        lengths = [math.exp(min(center + part, longest)) for part in self._parts(state, draw)]
         waiting = lengths[: len(state.waiting)]
         running, total = [], state.num_done_tokens + sum(waiting)
         for (_, had), length in zip(state.running, lengths[len(waiting) :], strict=True):
@@ -61,6 +59,7 @@ class Draws(NamedTuple):
         return Work(tuple(waiting), tuple(running), total * self.token_s + self.group_s)
 
     def _parts(self, state: GroupState, draw: int) -> list[float]:
+        """Of the members that wait, then of those that run."""
         members = [*state.waiting, *(member for member, _ in state.running)]
         if not self.parts:
             return [0.0] * len(members)
@@ -70,7 +69,7 @@ class Draws(NamedTuple):
 
 
 def _share(place: int, draw: int) -> float:
-    """Between 0 and 1, evenly over places; odd draws are the mirror image of the even ones before."""
+    """Between 0 and 1, evenly over places; an odd draw is the mirror image of the even one before it."""
     share = (place % _NUM_PLACES * _GOLDEN + (draw // 2) * 0.5 * _GOLDEN * _GOLDEN + 0.37) % 1.0
     return 1 - share if draw % 2 else share
 
