@@ -5,7 +5,8 @@
 125,000 groups of 8 go through each policy and through the queue. The adaptive policy is told the time, the trainer's speed and
 every response's length, so that it learns and plans as it does in a round. Marks:
 
-    all full-size cases together               under 30 s
+    all full-size cases but the adaptive ones  under 20 s together
+    a full-size adaptive case                  under 12 s
     a request at 10^6 against one at 10^4      at most 1.5 times (grouped), 4 times (shuffled)
     `import common.policies` in a bare Python  under 50 ms
 
@@ -13,6 +14,9 @@ What is measured: CPU seconds from the first submit to the last finish, with the
 case) and 256 slots. What is not: building the requests and groups, which are the caller's. For the same reason they are frozen
 (`gc.freeze`), else each full pass of the cyclic collector visits the caller's million objects on the policy's account
 (`--no-freeze` shows that). The collector stays on, and its passes over what the policy holds count.
+
+An adaptive round of 10^4 costs more a request than one of 10^6: what it plans with is small, whatever the round (at most 192
+groups of 8), so that a large round pays little more for it than a small one.
 
 The mark compares the same million requests as one round and as a hundred rounds of 10^4, so that both pay alike for fetching
 the caller's objects from memory and for the collector's regular passes, and what is left is the growth of the core itself.
@@ -42,7 +46,7 @@ from common.records import Group, PipelineState, Request  # noqa: E402
 GROUP_SIZE = 8
 SLOTS = 256
 SMALL, LARGE = 10_000, 1_000_000
-MAX_TOTAL_S = 30.0
+MAX_TOTAL_S, MAX_ADAPTIVE_S = 20.0, 12.0
 MAX_RATIO = {"grouped": 1.5, "shuffled": 4.0}
 MAX_IMPORT_MS = 50.0
 
@@ -51,6 +55,7 @@ POLICIES: dict[str, Callable[[], AdmissionPolicy]] = {
     "FrontierGroupDispatch": FrontierGroupDispatch,
     "FrontierGroupDispatch, strict": lambda: FrontierGroupDispatch(work_conserving=False),
 }
+ADAPTIVE = "AdaptiveFrontierDispatch"
 QUEUE_ORDERS = ("arrival", "submission")
 
 
@@ -178,7 +183,7 @@ def cases() -> Iterator[tuple[str, Callable[[list[Request], list[Group]], float]
     """Name and a run of each policy and of the queue in both its orders."""
     for name, make_policy in POLICIES.items():
         yield name, lambda requests, groups: drive_policy(make_policy(), requests)  # noqa: B023
-    yield "AdaptiveFrontierDispatch", lambda requests, groups: drive_adaptive(AdaptiveFrontierDispatch(), requests)
+    yield ADAPTIVE, lambda requests, groups: drive_adaptive(AdaptiveFrontierDispatch(), requests)
     for order in QUEUE_ORDERS:
         yield f"CompleteGroupQueue, {order}", lambda requests, groups: drive_queue(make_queue(len(groups), order), groups)  # noqa: B023
 
@@ -225,10 +230,13 @@ def main() -> int:
     for row in rows:
         figures = f"{row.large_s:8.2f} {row.large_s / LARGE * 1e6:11.2f} {row.ratio:12.2f} {MAX_RATIO[row.order]:8.1f}"
         print(f"{row.name:32} {row.order:9} {figures} {row.hot_ratio:6.2f}{'' if row.is_met else '  MISSED'}")
-    total_s, loaded_ms = sum(row.large_s for row in rows), import_ms()
-    print(f"\nall full-size cases together: {total_s:.2f} s (under {MAX_TOTAL_S:.0f})")
+    adaptive_s = max(row.large_s for row in rows if row.name == ADAPTIVE)
+    total_s, loaded_ms = sum(row.large_s for row in rows if row.name != ADAPTIVE), import_ms()
+    print(f"\nall full-size cases but the adaptive ones together: {total_s:.2f} s (under {MAX_TOTAL_S:.0f})")
+    print(f"a full-size adaptive case: {adaptive_s:.2f} s (under {MAX_ADAPTIVE_S:.0f})")
     print(f"import common.policies: {loaded_ms:.1f} ms (under {MAX_IMPORT_MS:.0f})")
-    is_met = all(row.is_met for row in rows) and total_s < MAX_TOTAL_S and loaded_ms < MAX_IMPORT_MS
+    is_met = all(row.is_met for row in rows) and total_s < MAX_TOTAL_S and adaptive_s < MAX_ADAPTIVE_S
+    is_met = is_met and loaded_ms < MAX_IMPORT_MS
     print("all marks met" if is_met else "a mark is missed")
     return 0 if is_met else 1
 
