@@ -124,7 +124,7 @@ class _Model:
         self._every = every = max(-(-len(rest.fresh) // MAX_GROUPS), -(-len(rest.begun) // MAX_BEGUN))
         thin = -(-rest.members // MAX_MEMBERS)
         self._scale = every * thin
-        self._pipeline = replace(pipeline, capacity=max(pipeline.capacity / self._scale, 1.0))
+        self._pipeline = _thinned(pipeline, self._scale)
         by_length = sorted(range(len(rest.fresh)), key=lambda index: rest.fresh[index].expected.tokens)
         sample = sorted(by_length[min(every, len(by_length)) // 2 :: every])
         places = {index: place for place, index in enumerate(sample)}
@@ -150,11 +150,19 @@ class _Model:
         return [*range(self._num_begun), *(self._num_begun + index for index in fresh)]
 
     def _width(self, width: Width) -> Width:
-        first, rest = (max(limit / self._scale, 1.0) for limit in width[:2])
+        first, rest = (max(round(limit / self._scale), 1) for limit in width[:2])
         return Width(first, rest, self._share(width.num_first))
 
     def _share(self, groups: int) -> int:
         return -(-groups // self._every)
+
+
+def _thinned(pipeline: Pipeline, scale: int) -> Pipeline:
+    """Whole slots, so much slower or faster that as many tokens a second come out as of one in `scale` of all."""
+    slots = max(round(pipeline.capacity / scale), 1)
+    slower = slots * scale / pipeline.capacity
+    step_s, full_step_s = pipeline.step_s * slower, pipeline.full_step_s * slower
+    return replace(pipeline, capacity=float(slots), step_s=step_s, full_step_s=full_step_s)
 
 
 def _orders(num_groups: int, slots: int, per_update: int) -> list[Order]:
