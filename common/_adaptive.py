@@ -1,31 +1,51 @@
 """Adaptive frontier dispatch: order and width from what the run has shown. What it promises stands in `common.policies`."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Container, Hashable, Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, nsmallest
 
 from common._admission import Admission, WaitingGroup
 from common._draws import GroupState
+from common._flights import Flights
 from common._plans import Plan, Rest, choose
-from common.errors import check_count
+from common.errors import UsageError, check_count, explain
 from common.forecast import Pipeline, Width
 from common.history import History
 from common.lengths import Expected
 from common.records import PipelineState, Request
 
-_REPLAN_SHARE = 2 / 3  # plan again when no more than this share of the groups that waited at the last plan still waits
+_REPLAN_EVERY = 3  # plan again when one in so many of the groups that waited at the last plan has begun, or as many came
 _PATIENCE = 2  # a group is overtaken by at most this many times the groups that were open when it came
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A request in flight."""
+class _Seen:
+    """Lengths of an open group's responses that are in."""
 
-    request: Request
-    admitted_s: float
-    decoded: float  # steps by the policy's own count when it was admitted
-    area: float  # occupancy x steps, summed up to then
+    prompt: tuple[int, ...]
+    task: Hashable
+    lengths: list[int] = field(default_factory=list)
+
+
+class _Patience:
+    """Finds the group that was overtaken by as many as it may be. Holds every fresh group, and some that have begun."""
+
+    def __init__(self) -> None:
+        self._by_limit: list[tuple[int, int, WaitingGroup]] = []  # heap: number of groups begun, arrival
+        self._ended: list[tuple[int, WaitingGroup]] = []  # heap by arrival: that number is reached
+
+    def add(self, group: WaitingGroup, limit: int) -> None:
+        heappush(self._by_limit, (limit, group.arrival, group))
+
+    def first(self, num_begun: int, fresh: Container[WaitingGroup]) -> WaitingGroup | None:
+        """Of the fresh groups whose limit is reached, the one that came first."""
+        while self._by_limit and self._by_limit[0][0] <= num_begun:
+            _, arrival, group = heappop(self._by_limit)
+            heappush(self._ended, (arrival, group))
+        while self._ended and self._ended[0][1] not in fresh:
+            heappop(self._ended)
+        return self._ended[0][1] if self._ended else None
 
 
 class AdaptiveFrontierDispatch(Admission):
@@ -38,7 +58,8 @@ class AdaptiveFrontierDispatch(Admission):
 
     Until lengths, step time and the trainer's speed are known, it admits as `FrontierGroupDispatch`. Call `observe` before
     `admit`, and give `finish` the number of tokens. No group is overtaken by more than twice as many groups as were open when
-    it came. Raises UsageError for a width below 1.
+    it came: so many may begin before it that came later. Raises UsageError for a width below 1, and where `expect` returns
+    anything but an `Expected`.
     """
 
     def __init__(
@@ -57,75 +78,68 @@ class AdaptiveFrontierDispatch(Admission):
         self.history = History() if history is None else history
         self._expect, self._task = expect or self._expect_from_history, task
         self._reorder, self._in_order = reorder, in_order
-        self._heap: list[tuple[int, int, int, WaitingGroup]] = []  # groups that may have waiting requests, by rank
+        self._heap: list[tuple[float, int, int, WaitingGroup]] = []  # groups that may have waiting requests, by rank
         self._rank: dict[WaitingGroup, int] = {}  # of the plan; groups that came later go by order, after all of it
         self._fresh: dict[WaitingGroup, None] = {}  # nothing of them was ever admitted
         self._begun: dict[WaitingGroup, None] = {}  # open, the others
         self._new: list[WaitingGroup] = []  # of the submit that goes on
         self._num_begun = 0
-        self._overtake_limit: dict[WaitingGroup, int] = {}  # `_num_begun` at which a fresh group goes first, in order of arrival
+        self._patience = _Patience()
+        self._late: WaitingGroup | None = None  # goes first: it was overtaken by as many as it may be
         self._num_closed = 0
         self._closed_tokens: list[int] = []  # of each group that has ended, in order
-        self._replan_at = math.inf  # number of fresh groups
+        self._replan_at = 0  # number of groups begun
         self._width = Width(math.inf, math.inf, 0)
         self.plan: Plan | None = None  # the last one, for reports
-        self._flights: dict[Hashable, _Flight] = {}
-        self._seen: dict[WaitingGroup, tuple[Request, list[int]]] = {}  # lengths of responses that are in
+        self._flights = Flights(self.history.step_time)
+        self._seen: dict[WaitingGroup, _Seen] = {}
         self._state: PipelineState | None = None
-        self._decoded = self._area = 0.0
-        self._num_running = 0  # since the last admission
-        self._ended: list[tuple[_Flight, int]] = []  # since the last observation
 
     def submit(self, requests: Iterable[Request]) -> None:
         num_before = self._num_open
         super().submit(requests)
         limit = self._num_begun + _PATIENCE * self._num_open
         for group in self._new:
-            self._overtake_limit[group] = limit
+            self._patience.add(group, limit)
         self._new.clear()
-        if self._num_open > 1.5 * num_before:
-            self._replan_at = math.inf
+        if _REPLAN_EVERY * (self._num_open - num_before) > self._num_open:
+            self._replan_at = self._num_begun
 
     def observe(self, state: PipelineState) -> None:
-        last, self._state = self._state, state
-        if last is not None and state.engine_capacity > 0:
-            seconds, occupancy = state.now_s - last.now_s, self._num_running / last.engine_capacity
-            steps = seconds / self._step_s(occupancy)
-            self._decoded += steps
-            self._area += occupancy * steps
-        self._learn_speed(state)
+        self._state = state
+        self._flights.observe(state)
+        if state.trainer_tokens_per_s > 0:
+            self.history.trainer_token_s = 1 / state.trainer_tokens_per_s
+        if state.trainer_update_s > 0:
+            self.history.trainer_update_s = state.trainer_update_s
 
     def admit(self, free_slots: int) -> list[Request]:
         check_count("free_slots", free_slots, 0, "pass capacity minus requests in flight")
-        if len(self._fresh) <= self._replan_at:
+        if self._num_begun >= self._replan_at:
             self._make_plan()
         limit = self._width.first if self._num_closed < self._width.num_first else self._width.rest
         admitted = super().admit(int(max(0.0, min(free_slots, limit - len(self._in_flight)))))
-        self._num_running = len(self._in_flight)
-        now_s = self._state.now_s if self._state else 0.0
-        for request in admitted:
-            self._flights[request.request_id] = _Flight(request, now_s, self._decoded, self._area)
+        self._flights.admit(admitted)
         return admitted
 
     def finish(self, request_id: Hashable, num_tokens: int | None = None) -> None:
-        request = self._in_flight.get(request_id)
-        if request is not None:
-            group, flight = self._groups[request.group_id], self._flights.pop(request_id)
-            if num_tokens:
-                self._seen.setdefault(group, (request, []))[1].append(num_tokens)
-                self._ended.append((flight, num_tokens))
+        if num_tokens is not None:
+            check_count("num_tokens", num_tokens, 0, "pass the tokens of the response, or nothing")
+            if (request := self._in_flight.get(request_id)) is not None:
+                self._see(request, num_tokens)
         super().finish(request_id)
+        self._flights.finish(request_id, num_tokens)
 
     def requeue(self, request_id: Hashable) -> None:
         super().requeue(request_id)
-        del self._flights[request_id]
+        self._flights.forget(request_id)
 
     def cancel_group(self, group_id: Hashable) -> list[Request]:
         if (group := self._groups.get(group_id)) is not None:
             self._seen.pop(group, None)  # the lengths of those members that are in already are the short ones
         in_flight = super().cancel_group(group_id)
         for request in in_flight:
-            del self._flights[request.request_id]
+            self._flights.forget(request.request_id)
         return in_flight
 
     # --- hooks
@@ -140,10 +154,8 @@ class AdaptiveFrontierDispatch(Admission):
         del self._begun[group]
         self._rank.pop(group, None)
         if (seen := self._seen.pop(group, None)) is not None:
-            request, lengths = seen
-            self._closed_tokens.append(sum(lengths))
-            prompt = request.prompt_ids
-            self.history.lengths.learn(prompt, lengths, prompt_tokens=len(prompt), task=self._task(request))
+            self._closed_tokens.append(sum(seen.lengths))
+            self.history.lengths.learn(seen.prompt, seen.lengths, prompt_tokens=len(seen.prompt), task=seen.task)
 
     def _joined(self, group: WaitingGroup) -> None:
         if not group.is_ready:
@@ -154,70 +166,77 @@ class AdaptiveFrontierDispatch(Admission):
         self._joined(group)
 
     def _next(self) -> WaitingGroup | None:
-        if (late := self._overtaken()) is not None:
-            self._begin(late)
-            return late
+        if self._late is not None and self._late.next_waiting():
+            return self._late
+        group = self._first_by_rank()
+        if group in self._fresh:  # else it goes on: members of a group stay together
+            self._late = self._patience.first(self._num_begun, self._fresh)
+            group = self._late or group
+            self._begin(group)
+        return group
+
+    def _frontier_ids(self) -> tuple[Hashable, ...]:
+        """The first U of the groups begun."""
+        return tuple(group.group_id for group in nsmallest(self._per_update, self._begun, key=self._key))
+
+    # --- order
+
+    def _key(self, group: WaitingGroup) -> tuple[float, int, int]:
+        return (self._rank.get(group, math.inf), group.order, group.arrival)
+
+    def _push(self, group: WaitingGroup) -> None:
+        heappush(self._heap, (*self._key(group), group))
+
+    def _first_by_rank(self) -> WaitingGroup | None:
         while self._heap:
             group = self._heap[0][-1]
             if group.next_waiting():
-                self._begin(group)
                 return group
             heappop(self._heap)
             group.is_ready = False
         return None
 
-    def _frontier_ids(self) -> tuple[Hashable, ...]:
-        """The first U of the groups begun."""
-        return tuple(group.group_id for group in sorted(self._begun, key=self._key)[: self._per_update])
-
-    # --- order
-
-    def _key(self, group: WaitingGroup) -> tuple[int, int, int]:
-        return (self._rank.get(group, len(self._groups)), group.order, group.arrival)
-
-    def _push(self, group: WaitingGroup) -> None:
-        heappush(self._heap, (*self._key(group), group))
-
     def _begin(self, group: WaitingGroup) -> None:
         if group in self._fresh:
             del self._fresh[group]
             self._begun[group] = None
-            self._overtake_limit.pop(group, None)
             self._num_begun += 1
-
-    def _overtaken(self) -> WaitingGroup | None:
-        """The oldest fresh group, where its patience has ended."""
-        for group, limit in self._overtake_limit.items():
-            return group if self._num_begun >= limit and group.next_waiting() else None
-        return None
 
     # --- plan
 
     def _make_plan(self) -> None:
         """Order and width for the rest of the round; they stay as they are where too little is known."""
-        self._replan_at = len(self._fresh) * _REPLAN_SHARE if len(self._fresh) > 1 else -1.0
-        pipeline, token_s = self._pipeline(), self.history.trainer_token_s
-        fresh = sorted((group for group in self._fresh if group.next_waiting()), key=lambda group: (group.order, group.arrival))
-        states = [self._state_of(group) for group in fresh]
-        if pipeline is None or token_s is None or not fresh or any(state.expected.error == math.inf for state in states):
-            return
-        begun = sorted(self._begun, key=self._key)
-        rest = Rest(
-            begun=[self._state_of(group) for group in begun],
-            fresh=states,
+        pipeline = self._pipeline()
+        if pipeline is not None and self.history.trainer_token_s is not None and self._fresh:
+            begun = sorted(self._begun, key=self._key)
+            fresh = sorted(self._fresh, key=lambda group: (group.order, group.arrival))
+            rest = self._rest(begun, fresh, self.history.trainer_token_s)
+            if all(state.expected.error < math.inf for state in (*rest.begun, *rest.fresh)):
+                self.plan = choose(pipeline, rest, reorder=self._reorder)
+                self._follow(self.plan, begun, fresh, pipeline.capacity)
+        self._replan_at = self._num_begun + max(-(-len(self._fresh) // _REPLAN_EVERY), 1)
+
+    def _rest(self, begun: list[WaitingGroup], fresh: list[WaitingGroup], token_s: float) -> Rest:
+        states = [self._state_of(group) for group in (*begun, *fresh)]
+        return Rest(
+            begun=states[: len(begun)],
+            fresh=states[len(begun) :],
             current=sorted(range(len(fresh)), key=lambda index: self._key(fresh[index])),
             members=max(group.stop - group.start for group in fresh),
             num_to_first=max(self._per_update - self._num_closed, 0),
             per_update=self._per_update,
             parts=self.history.lengths.member_parts,
-            longest=self.history.lengths.longest,
+            longest=max(self.history.lengths.longest, *(state.expected.tokens for state in states)),
             token_s=token_s,
             update_s=self.history.trainer_update_s,
         )
-        self.plan = choose(pipeline, rest, reorder=self._reorder)
-        width = self.plan.width
-        self._width = width._replace(num_first=width.num_first and self._num_closed + width.num_first)
-        ranked = begun + [fresh[index] for index in self.plan.order]
+
+    def _follow(self, plan: Plan, begun: list[WaitingGroup], fresh: list[WaitingGroup], capacity: float) -> None:
+        first, rest = (limit if limit < capacity else math.inf for limit in plan.width[:2])  # the engines may grow
+        self._width = Width(first, rest, plan.width.num_first and self._num_closed + plan.width.num_first)
+        if not self._reorder:
+            return
+        ranked = begun + [fresh[index] for index in plan.order]
         self._rank = {group: rank for rank, group in enumerate(ranked)}
         self._heap = [(*self._key(group), group) for group in {entry[-1]: None for entry in self._heap}]
         heapify(self._heap)
@@ -235,31 +254,29 @@ class AdaptiveFrontierDispatch(Admission):
         return sum(tokens) * (self.history.trainer_token_s or 0.0) + len(tokens) * group_s
 
     def _state_of(self, group: WaitingGroup) -> GroupState:
-        admitted = [self._flights.get(request.request_id) for request in group.requests[group.start : group.next]]
+        admitted = ((r.member, self._flights.tokens(r.request_id)) for r in group.requests[group.start : group.next])
         return GroupState(
             order=group.order,
-            expected=self._expect(group.requests[group.start]),
+            expected=self._expected(group.requests[group.start]),
             waiting=[r.member for r in (*(group.returned or ()), *group.requests[group.next : group.stop])],
-            running=[(f.request.member, self._decoded - f.decoded) for f in admitted if f is not None],
-            num_done_tokens=sum(self._seen[group][1]) if group in self._seen else 0,
+            running=[(member, tokens) for member, tokens in admitted if tokens is not None],
+            num_done_tokens=sum(self._seen[group].lengths) if group in self._seen else 0,
         )
 
-    # --- what is learned
+    # --- lengths
 
-    def _step_s(self, occupancy: float) -> float:
-        """Seconds of an engine step; 1 while unknown."""
-        line = self.history.step_time.line()
-        return line[0] + line[1] * occupancy if line is not None else 1.0
+    def _see(self, request: Request, num_tokens: int) -> None:
+        group = self._groups[request.group_id]
+        if group not in self._seen:
+            self._seen[group] = _Seen(request.prompt_ids, self._task(request))
+        self._seen[group].lengths.append(num_tokens)
 
-    def _learn_speed(self, state: PipelineState) -> None:
-        for flight, tokens in self._ended:
-            steps = self._decoded - flight.decoded
-            if steps > 0:
-                self.history.step_time.learn((state.now_s - flight.admitted_s) / tokens, (self._area - flight.area) / steps)
-        self._ended.clear()
-        if state.trainer_tokens_per_s > 0:
-            self.history.trainer_token_s = 1 / state.trainer_tokens_per_s
-            self.history.trainer_update_s = state.trainer_update_s
+    def _expected(self, request: Request) -> Expected:
+        expected = self._expect(request)
+        if not isinstance(expected, Expected):
+            rule = f"must return a common.lengths.Expected for {request.request_id!r}"
+            raise UsageError(explain("expect", rule, expected, "return NOTHING_KNOWN where nothing is known"))
+        return expected
 
     def _expect_from_history(self, request: Request) -> Expected:
         return self.history.lengths.expect(request.prompt_ids, prompt_tokens=len(request.prompt_ids), task=self._task(request))

@@ -15,6 +15,7 @@ from common.lengths import Expected
 NUM_DRAWS = 8
 MAX_MEMBERS = 8  # of a larger group, every n-th member stands for n
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_NUM_PLACES = 1 << 20  # an order may be any number, such as a time stamp, of which multiples are too coarse
 # Of a standard normal variable, in the middle of 16 equal shares, the upper half.
 _NORMAL = (0.078, 0.237, 0.402, 0.579, 0.776, 1.010, 1.318, 1.863)
 
@@ -43,8 +44,9 @@ class Draws(NamedTuple):
         return [self._work(state, draw) for state in states]
 
     def _work(self, state: GroupState, draw: int) -> Work:
-        center = state.expected.tokens * math.exp(state.expected.error * _normal(state.order, draw))
-        lengths = [min(center * math.exp(part), self.longest) for part in self._parts(state, draw)]
+        center = math.log(state.expected.tokens) + state.expected.error * _normal(state.order, draw)
+        longest = math.log(self.longest)
+        lengths = [math.exp(min(center + part, longest)) for part in self._parts(state, draw)]
         waiting = lengths[: len(state.waiting)]
         running, total = [], state.num_done_tokens + sum(waiting)
         for (_, had), length in zip(state.running, lengths[len(waiting) :], strict=True):
@@ -57,6 +59,7 @@ class Draws(NamedTuple):
         return Work(tuple(waiting), tuple(running), total * self.token_s + self.group_s)
 
     def _parts(self, state: GroupState, draw: int) -> list[float]:
+        """Of the members that wait, then of those that run."""
         members = [*state.waiting, *(member for member, _ in state.running)]
         if not self.parts:
             return [0.0] * len(members)
@@ -66,11 +69,13 @@ class Draws(NamedTuple):
 
 
 def _share(place: int, draw: int) -> float:
-    """Between 0 and 1, evenly over places; odd draws are the mirror image of the even ones before."""
-    share = (place * _GOLDEN + (draw // 2) * 0.5 * _GOLDEN * _GOLDEN + 0.37) % 1.0
+    """Between 0 and 1, evenly over places; an odd draw is the mirror image of the even one before it."""
+    share = (place % _NUM_PLACES * _GOLDEN + (draw // 2) * 0.5 * _GOLDEN * _GOLDEN + 0.37) % 1.0
     return 1 - share if draw % 2 else share
 
 
 def _normal(order: int, draw: int) -> float:
-    place = int(_share(5 * order + 3, draw) * 16)
-    return _NORMAL[place - 8] if place >= 8 else -_NORMAL[7 - place]
+    """The quantile of a standard normal variable at the group's share."""
+    half = len(_NORMAL)
+    place = min(int(_share(5 * order + 3, draw) * 2 * half), 2 * half - 1)
+    return _NORMAL[place - half] if place >= half else -_NORMAL[half - 1 - place]

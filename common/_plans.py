@@ -20,7 +20,8 @@ from typing import Literal, NamedTuple
 from common._draws import MAX_MEMBERS, NUM_DRAWS, Draws, GroupState
 from common.forecast import Pipeline, Width, forecast
 
-MAX_GROUPS = 64  # in the model of a larger round, every n-th group stands for n
+MAX_GROUPS = 64  # fresh ones; in the model of a larger round, every n-th group stands for n
+MAX_BEGUN = 128
 _NUM_FIRST = 2  # draws that all candidates are played on
 _NUM_FINAL = 4  # candidates played on all draws
 _MIN_GAIN = 0.003  # of the time: less is no reason to change the order
@@ -76,7 +77,7 @@ class Plan:
     order: list[int]  # indices of fresh groups
     width: Width
     end_s: float  # forecast, from now; NaN where there was nothing to choose from
-    name: str  # of the order; `as before` where it stays
+    name: str = ""  # of the order; `as before` where it stays
 
 
 @dataclass(slots=True, eq=False)
@@ -94,17 +95,18 @@ class _Candidate:
 
 
 def choose(pipeline: Pipeline, rest: Rest, *, reorder: bool) -> Plan:
-    """First the order, at full width; then the width, for that order. Cost: some 90 forecasts of at most MAX_GROUPS groups."""
+    """First the order, at full width; then the width, for that order. Cost: some 90 forecasts of at most 192 groups."""
     model = _Model(pipeline, rest)
     full = Width(pipeline.capacity, pipeline.capacity, 0)
     best = _Candidate(None, full)
-    if reorder:
+    expected = [state.expected.tokens for state in rest.fresh]
+    if reorder and max(expected) > min(expected):
         orders = _orders(len(rest.fresh), max(1, round(pipeline.capacity / rest.members)), rest.per_update)
         best = _contest(model, best, [_Candidate(order, full) for order in orders], _MIN_GAIN)
     if pipeline.full_step_s > 0:  # else a full engine is no slower
         narrow = [_Candidate(best.order, width) for width in _widths(pipeline.capacity, rest)]
         best = _contest(model, best, narrow, _MIN_WIDTH_GAIN)
-    chosen = rest.current if best.order is None else best.order.arrange([state.expected.tokens for state in rest.fresh])
+    chosen = rest.current if best.order is None else best.order.arrange(expected)
     end_s = _total(best) / len(best.ends_s) if best.ends_s else math.nan
     return Plan(chosen, best.width, end_s, "as before" if best.order is None else best.order.name)
 
@@ -128,12 +130,12 @@ class _Model:
     """The rest of a round, thinned out."""
 
     def __init__(self, pipeline: Pipeline, rest: Rest) -> None:
-        self._every = every = -(-len(rest.fresh) // MAX_GROUPS)
+        self._every = every = max(-(-len(rest.fresh) // MAX_GROUPS), -(-len(rest.begun) // MAX_BEGUN))
         thin = -(-rest.members // MAX_MEMBERS)
         self._scale = every * thin
-        self._pipeline = replace(pipeline, capacity=max(pipeline.capacity / self._scale, 1.0))
+        self._pipeline = _thinned(pipeline, self._scale)
         by_length = sorted(range(len(rest.fresh)), key=lambda index: rest.fresh[index].expected.tokens)
-        sample = sorted(by_length[every // 2 :: every])
+        sample = sorted(by_length[min(every, len(by_length)) // 2 :: every])
         places = {index: place for place, index in enumerate(sample)}
         self._current = [places[index] for index in rest.current if index in places]
         self._expected = [rest.fresh[index].expected.tokens for index in sample]
@@ -157,11 +159,19 @@ class _Model:
         return [*range(self._num_begun), *(self._num_begun + index for index in fresh)]
 
     def _width(self, width: Width) -> Width:
-        first, rest = (max(limit / self._scale, 1.0) for limit in width[:2])
+        first, rest = (max(round(limit / self._scale), 1) for limit in width[:2])
         return Width(first, rest, self._share(width.num_first))
 
     def _share(self, groups: int) -> int:
         return -(-groups // self._every)
+
+
+def _thinned(pipeline: Pipeline, scale: int) -> Pipeline:
+    """Whole slots, so much slower or faster that as many tokens a second come out as of one in `scale` of all."""
+    slots = max(round(pipeline.capacity / scale), 1)
+    slower = slots * scale / pipeline.capacity
+    step_s, full_step_s = pipeline.step_s * slower, pipeline.full_step_s * slower
+    return replace(pipeline, capacity=float(slots), step_s=step_s, full_step_s=full_step_s)
 
 
 def _orders(num_groups: int, slots: int, per_update: int) -> list[Order]:

@@ -10,7 +10,7 @@ Cost: O(requests * log capacity); callers thin out a large round before (`common
 """
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 
@@ -65,7 +65,7 @@ def _completions(pipeline: Pipeline, works: list[Work], order: list[int], width:
     queue = [(tokens, index) for index in order for tokens in works[index].waiting]
     left = [len(work.waiting) + len(work.running) for work in works]
     ends = [0.0] * len(works)
-    limit, num_ended = width.first, 0
+    limit, num_ended = width.first if width.num_first else width.rest, 0
     decoded = now_s = 0.0
     place, num_queued = 0, len(queue)
     while True:
@@ -75,9 +75,9 @@ def _completions(pipeline: Pipeline, works: list[Work], order: list[int], width:
             place += 1
         if not running:
             return ends
-        end, index = heappop(running)
+        end, index = running[0]
         if end > decoded:
-            now_s += (end - decoded) * (step_s + slope_s * (len(running) + 1))
+            now_s += (end - decoded) * (step_s + slope_s * len(running))
             decoded = end
         left[index] -= 1
         if not left[index]:
@@ -85,3 +85,8 @@ def _completions(pipeline: Pipeline, works: list[Work], order: list[int], width:
             num_ended += 1
             if num_ended == width.num_first:
                 limit = width.rest
+        if place < num_queued and len(running) - 1 < limit:
+            heapreplace(running, (decoded + queue[place][0], queue[place][1]))
+            place += 1
+        else:
+            heappop(running)

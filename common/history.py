@@ -11,7 +11,8 @@ _FORGET = 0.999  # weight of earlier responses with each new one: the load chang
 class StepTime:
     """Seconds of an engine step as a line over occupancy (running / capacity, 0 to 1), by least squares over responses.
 
-    The slope is shrunk by its own standard error: where the occupancy hardly varied, a fuller engine counts as no slower.
+    The slope is shrunk by its own standard error, against the steepest line there can be (through 0): where the occupancy
+    hardly varied, a fuller engine counts as no slower.
     """
 
     def __init__(self) -> None:
@@ -30,12 +31,13 @@ class StepTime:
         mean_x, mean_y = self._x / self._n, self._y / self._n
         var_x, var_y = self._xx / self._n - mean_x * mean_x, self._yy / self._n - mean_y * mean_y
         covariance = self._xy / self._n - mean_x * mean_y
-        if self._n < 3 or var_x <= 1e-12 or covariance <= 0:
+        if self._n <= 2 or var_x <= 1e-12 or covariance <= 0:
             return mean_y, 0.0
         slope = covariance / var_x
         error = max(var_y - slope * covariance, 0.0) / (var_x * (self._n - 2))  # of the slope, squared
-        slope = min(slope * slope**2 / (slope**2 + error), mean_y / mean_x)
-        return mean_y - slope * mean_x, slope
+        steepest = mean_y / mean_x
+        slope = min(slope * steepest**2 / (steepest**2 + error), steepest)
+        return max(mean_y - slope * mean_x, 0.0), slope
 
 
 class History:

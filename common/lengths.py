@@ -6,8 +6,9 @@ Pure core: the standard library alone. All in logarithms, because lengths are sp
 
 Task and slope are a least-squares line through the prompts seen; a prompt's own part is what its earlier visits showed, shrunk
 towards the line by as much as they leave open (the posterior mean of normal parts). So a prompt that was seen before is
-predicted from its visits, a new one from its task and its own length, and the first of all not at all. The error that a
-prediction states is measured: how far off the predictions made before turned out to be.
+predicted from its visits, a new one from its task (from all tasks, where fewer than two prompts of its own were seen) and its
+own length, and the first of all not at all. The error that a prediction states is measured: how far off the predictions made
+before turned out to be.
 """
 
 import math
@@ -15,8 +16,12 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from common.errors import UsageError, explain
+
 _NUM_PARTS = 512
-_FORGET = 0.5  # weight of a prompt's earlier visits once it is visited again: the policy that is trained changes
+# The policy that is trained changes, and lengths with it. Weights of what was seen before,
+_FORGET_VISITS = 0.5  # of a prompt once it is visited again,
+_FORGET_GROUPS = 0.995  # of all other groups with each new one
 _MIN_SLOPE_SPREAD = 0.05  # log prompt tokens: prompts this much alike tell nothing about the slope
 
 
@@ -27,25 +32,35 @@ class Expected:
     tokens: float  # of a response, geometric mean
     error: float  # sigma of the log of `tokens`; inf: nothing is known
 
+    def __post_init__(self) -> None:
+        """Raises UsageError where a number is none."""
+        if not 0 < self.tokens < math.inf:
+            raise UsageError(explain("expected tokens", "must be a finite number above 0", self.tokens, "use a geometric mean"))
+        if not self.error >= 0:
+            rule = "must be a number of 0 or more"
+            raise UsageError(explain("expected error", rule, self.error, "use inf where nothing is known"))
+
 
 NOTHING_KNOWN = Expected(tokens=1.0, error=math.inf)
 
 
-class _Line:
-    """Least squares of y over x, with sums alone."""
+def _faded(total: float, value: float) -> float:
+    """The sum with one more value."""
+    return _FORGET_GROUPS * total + value
 
-    __slots__ = ("n", "sx", "sxx", "sxy", "sy", "syy")
+
+class _Line:
+    """Least squares of y over x, with sums alone. Each y is the mean of a group's log lengths."""
+
+    __slots__ = ("inverse_sizes", "n", "sx", "sxx", "sxy", "sy", "syy")
 
     def __init__(self) -> None:
-        self.n = self.sx = self.sy = self.sxx = self.sxy = self.syy = 0.0
+        self.n = self.sx = self.sy = self.sxx = self.sxy = self.syy = self.inverse_sizes = 0.0
 
-    def add(self, x: float, y: float) -> None:
-        self.n += 1
-        self.sx += x
-        self.sy += y
-        self.sxx += x * x
-        self.sxy += x * y
-        self.syy += y * y
+    def add(self, x: float, y: float, size: int) -> None:
+        self.n, self.inverse_sizes = _faded(self.n, 1.0), _faded(self.inverse_sizes, 1 / size)
+        self.sx, self.sy = _faded(self.sx, x), _faded(self.sy, y)
+        self.sxx, self.sxy, self.syy = _faded(self.sxx, x * x), _faded(self.sxy, x * y), _faded(self.syy, y * y)
 
     def slope(self) -> float:
         spread = self.sxx - self.sx * self.sx / self.n
@@ -54,11 +69,11 @@ class _Line:
     def at(self, x: float) -> float:
         return self.sy / self.n + self.slope() * (x - self.sx / self.n)
 
-    def variance(self) -> float:
-        """Of y around the line."""
+    def variance(self, member_variance: float) -> float:
+        """Of prompts around the line: that of y, less what the members' own differences make of it."""
         around_mean = self.syy - self.sy * self.sy / self.n
         explained = self.slope() * (self.sxy - self.sx * self.sy / self.n)
-        return max(around_mean - explained, 0.0) / max(self.n - 2, 1.0)
+        return max((around_mean - explained) / max(self.n - 2, 1.0) - member_variance * self.inverse_sizes / self.n, 0.0)
 
 
 class LengthPredictor:
@@ -66,6 +81,7 @@ class LengthPredictor:
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, _Line] = {}
+        self._all_tasks = _Line()
         self._prompts: dict[Hashable, tuple[float, float]] = {}  # weight (in responses) and mean log of earlier visits
         self._within = (0.0, 0.0)  # degrees of freedom and sum of squares among the members of groups
         self._parts: deque[float] = deque(maxlen=_NUM_PARTS)  # member parts of the latest responses
@@ -83,15 +99,18 @@ class LengthPredictor:
         seen = prompt in self._prompts
         if expected.error < math.inf:
             count, squares = self._missed[seen]
-            self._missed[seen] = (count + 1, squares + (mean - math.log(expected.tokens)) ** 2)
+            miss = mean - math.log(expected.tokens)
+            self._missed[seen] = (_faded(count, 1.0), _faded(squares, miss**2))
         freedom, squares = self._within
-        self._within = (freedom + len(logs) - 1, squares + math.fsum((log - mean) ** 2 for log in logs))
+        around_mean = math.fsum((log - mean) ** 2 for log in logs)
+        self._within = (_faded(freedom, len(logs) - 1), _faded(squares, around_mean))
         scale = math.sqrt(len(logs) / (len(logs) - 1)) if len(logs) > 1 else 0.0  # the mean follows its own members
         self._parts.extend(scale * (log - mean) for log in logs)
         if not seen:
-            self._tasks.setdefault(task, _Line()).add(math.log(max(prompt_tokens, 1)), mean)
+            for line in (self._tasks.setdefault(task, _Line()), self._all_tasks):
+                line.add(math.log(max(prompt_tokens, 1)), mean, len(logs))
         weight, before = self._prompts.get(prompt, (0.0, 0.0))
-        weight *= _FORGET
+        weight *= _FORGET_VISITS
         total = weight + len(logs)
         self._prompts[prompt] = (total, (weight * before + len(logs) * mean) / total)
 
@@ -103,19 +122,23 @@ class LengthPredictor:
     def expect(self, prompt: Hashable, *, prompt_tokens: int = 1, task: Hashable = None) -> Expected:
         """The prediction; `NOTHING_KNOWN` before there is anything to go by."""
         line = self._tasks.get(task)
+        if line is None or line.n <= 1:
+            line = self._all_tasks
         visits, mean = self._prompts.get(prompt, (0.0, 0.0))
-        if line is None or line.n < 2:
+        if line.n <= 1:
             return self._make(mean, 0.0, True) if visits else NOTHING_KNOWN
-        prior, prior_variance = line.at(math.log(max(prompt_tokens, 1))), line.variance()
-        own_variance = self._member_variance() / visits if visits else math.inf
-        if prior_variance + own_variance == 0:
-            return self._make(mean, 0.0, True)
-        trust = prior_variance / (prior_variance + own_variance) if visits else 0.0
-        return self._make(prior + trust * (mean - prior), (1 - trust) * prior_variance, bool(visits))
+        within = self._member_variance()
+        prior, prior_variance = line.at(math.log(max(prompt_tokens, 1))), line.variance(within)
+        if not visits:
+            return self._make(prior, prior_variance, False)
+        own_variance = within / visits
+        trust = prior_variance / (prior_variance + own_variance) if own_variance else 1.0
+        return self._make(prior + trust * (mean - prior), (1 - trust) * prior_variance, True)
 
     def _make(self, log_tokens: float, variance: float, seen: bool) -> Expected:
         count, squares = self._missed[seen]
         measured = (variance + squares) / (count + 1)  # the formula's own claim counts as one observation
+        log_tokens = min(max(log_tokens, 0.0), math.log(self.longest))  # a line says nothing of lengths that were never seen
         return Expected(tokens=math.exp(log_tokens), error=math.sqrt(measured))
 
     def _member_variance(self) -> float:

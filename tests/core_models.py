@@ -22,7 +22,7 @@ class ReferencePolicy:
     """Every request of the round in one list of what waits, one of what is in flight, one of what is out."""
 
     def __init__(self, kind: str, width: int = 2) -> None:
-        self.kind = kind  # fifo, fgd, fgd-strict
+        self.kind = kind  # fifo, fgd, fgd-strict; adaptive, whose order nobody foresees
         self.width = width
         self.waiting: list[Request] = []  # in the order in which a FIFO would admit them
         self.in_flight: list[Request] = []
@@ -41,6 +41,17 @@ class ReferencePolicy:
         self.waiting = [request for request in self.waiting if request not in admitted]
         self.in_flight += admitted
         return admitted
+
+    def follow(self, admitted: Sequence[Request]) -> None:
+        """These were admitted. What holds of any policy: they waited, and they are the first of their groups that did."""
+        waiting: dict[Hashable, list[Request]] = {}
+        for request in self.waiting:
+            waiting.setdefault(request.group_id, []).append(request)
+        for request in admitted:
+            assert request in self.waiting, "admitted, and did not wait"
+            assert request == waiting[request.group_id].pop(0), "not the first of its group"
+            self.waiting.remove(request)
+        self.in_flight += admitted
 
     def finish(self, request: Request) -> None:
         self.in_flight.remove(request)
@@ -66,6 +77,7 @@ class ReferencePolicy:
         return list(dict.fromkeys(request.group_id for request in unserved))
 
     def frontier(self) -> tuple[Hashable, ...]:
+        assert self.kind != "adaptive", "its order is its own"
         return () if self.kind == "fifo" else tuple(self.open_groups()[: self.width])
 
 

@@ -16,9 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from common._admission import WaitingGroup
 from common.errors import RoundFinished, StaleGroupError, UnknownRequestError
-from common.policies import FifoAdmission, FrontierGroupDispatch
+from common.history import History
+from common.lengths import Expected
+from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
 from common.queue import CompleteGroupQueue
-from common.records import Dispatch, Reason, Request
+from common.records import Dispatch, PipelineState, Reason, Request
 
 VERSION, GROUP_SIZE, MAX_RETRIES, MAX_REFILLS = 5, 3, 1, 3
 
@@ -51,6 +53,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.updates: list[int] = []  # groups of each closed update
         self.in_update = 0
         self.is_over = False
+        self.now_s = 0.0
         self.to_submit = data.draw(st.permutations([r for order in range(self.num_groups) for r in self.open_group(order)]))
 
     def open_group(self, order: int) -> list[Request]:
@@ -70,6 +73,7 @@ class RoundMachine(RuleBasedStateMachine):
     @rule()
     def admit(self) -> None:
         free_slots = self.slots - len(self.running)
+        self.policy.observe(self.state())
         admitted = self.policy.admit(free_slots)
         assert len(admitted) <= free_slots, "more admitted than slots are free"
         for request in admitted:
@@ -80,6 +84,19 @@ class RoundMachine(RuleBasedStateMachine):
             frontier = sorted({*self.unserved()}, key=self.orders.__getitem__)[: self.width]
             assert {request.group_id for request in admitted} <= set(frontier), "the strict frontier leaks"
 
+    def state(self) -> PipelineState:
+        """A second has passed."""
+        self.now_s += 1.0
+        return PipelineState(
+            now_s=self.now_s,
+            trainer_backlog_groups=self.queue.snapshot().num_waiting,
+            trainer_groups_per_s=0.5,
+            engine_tokens_per_s=0.0,
+            engine_running=len(self.running),
+            engine_capacity=self.slots,
+            trainer_tokens_per_s=1.0,
+        )
+
     def unserved(self) -> list[Hashable]:
         """Groups that have arrived, at least in part, and of which a request is not served."""
         unsubmitted = Counter(request.group_id for request in self.to_submit)
@@ -89,7 +106,7 @@ class RoundMachine(RuleBasedStateMachine):
     @precondition(lambda self: getattr(self, "running", None))
     def answer(self, data: st.DataObject, is_filtered: bool, wants_refill: bool) -> None:
         request = self.running.pop(data.draw(st.sampled_from(sorted(self.running, key=str))))
-        self.policy.finish(request.request_id)
+        self.policy.finish(request.request_id, 5)
         members = self.members[request.group_id]
         assert request.member not in members, "a member was sampled twice"
         members[request.member] = VERSION
@@ -226,10 +243,24 @@ class RoundMachine(RuleBasedStateMachine):
         assert (self.policy.snapshot().num_waiting, self.policy.snapshot().num_in_flight) == (0, 0)
 
 
+def shorter_first(request: Request) -> Expected:
+    return Expected(tokens=1000.0 / (1 + request.order), error=0.3)
+
+
+def make_adaptive(width: int) -> AdmissionPolicy:
+    """Knows engine, trainer and lengths, so that it plans from the start."""
+    history = History()
+    for occupancy in (0.2, 0.6, 1.0):
+        history.step_time.learn(1.0 + 2 * occupancy, occupancy)
+    history.trainer_token_s = 1.0
+    return AdaptiveFrontierDispatch(width, history=history, expect=shorter_first)
+
+
 POLICIES: dict[str, MakePolicy] = {
     "fifo": lambda width: FifoAdmission(),
     "fgd": FrontierGroupDispatch,
     "fgd-strict": lambda width: FrontierGroupDispatch(width, work_conserving=False),
+    "adaptive": make_adaptive,
 }
 
 

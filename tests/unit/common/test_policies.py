@@ -3,13 +3,14 @@
 import pytest
 
 from common.errors import DuplicateRequestError, UnknownRequestError, UsageError
-from common.policies import AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
+from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
 from common.records import PipelineState, Request
 
 POLICIES = {
     "fifo": FifoAdmission,
     "fgd": FrontierGroupDispatch,
     "fgd-strict": lambda: FrontierGroupDispatch(work_conserving=False),
+    "adaptive": AdaptiveFrontierDispatch,
 }
 
 

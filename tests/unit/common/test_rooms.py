@@ -13,6 +13,7 @@ PURE_CORE_MODULES = (
     "policies",
     "_admission",
     "_adaptive",
+    "_flights",
     "_plans",
     "_draws",
     "forecast",
