@@ -15,7 +15,9 @@ from common.history import History
 from common.lengths import Expected
 from common.records import PipelineState, Request
 
-_REPLAN_EVERY = 3  # plan again when one in so many of the groups that waited at the last plan has begun, or as many came
+_REPLAN_NEW = 3  # plan again when one in so many of the open groups has just come
+_REPLAN_BEGUN = 2  # and when one in so many of the groups that waited at the last plan has begun
+_REPLAN_GROUPS = 4  # and at least so many: a plan takes the driver some milliseconds, in which nothing else is done
 _PATIENCE = 2  # a group is overtaken by at most this many times the groups that were open when it came
 
 
@@ -102,7 +104,7 @@ class AdaptiveFrontierDispatch(Admission):
         for group in self._new:
             self._patience.add(group, limit)
         self._new.clear()
-        if _REPLAN_EVERY * (self._num_open - num_before) > self._num_open:
+        if _REPLAN_NEW * (self._num_open - num_before) > self._num_open:
             self._replan_at = self._num_begun
 
     def observe(self, state: PipelineState) -> None:
@@ -214,7 +216,7 @@ class AdaptiveFrontierDispatch(Admission):
             if all(state.expected.error < math.inf for state in (*rest.begun, *rest.fresh)):
                 self.plan = choose(pipeline, rest, reorder=self._reorder)
                 self._follow(self.plan, begun, fresh, pipeline.capacity)
-        self._replan_at = self._num_begun + max(-(-len(self._fresh) // _REPLAN_EVERY), 1)
+        self._replan_at = self._num_begun + max(-(-len(self._fresh) // _REPLAN_BEGUN), _REPLAN_GROUPS)
 
     def _rest(self, begun: list[WaitingGroup], fresh: list[WaitingGroup], token_s: float) -> Rest:
         states = [self._state_of(group) for group in (*begun, *fresh)]

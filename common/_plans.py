@@ -24,7 +24,7 @@ MAX_GROUPS = 64  # fresh ones; in the model of a larger round, every n-th group 
 MAX_BEGUN = 128
 _NUM_FIRST = 2  # draws that all candidates are played on
 _NUM_FINAL = 4  # candidates played on all draws
-_MIN_GAIN = 0.003  # of the time: less is no reason to change the order
+_MIN_GAIN = 0.005  # of the time: less is no reason to change the order
 _MIN_WIDTH_GAIN = 0.015  # nor this to hold requests back: any of them may turn out to be the longest
 
 
