@@ -69,7 +69,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/simulator_scale.py
 
 grid: $(STAMP)
-	$(BIN)/python benchmarks/schedule_grid.py --figure docs/figures/schedule_grid.svg
+	$(BIN)/python benchmarks/schedule_grid.py --figure docs/figures/schedule_grid.png
 	$(BIN)/python benchmarks/schedule_grid.py --grid second
 
 env: $(STAMP)
