@@ -9,7 +9,6 @@ the request go, so at each admission: in flight <= capacity.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from common.config import Config
 from common.errors import RunError
 from common.materialize import is_broken, make_sample
 from common.open_group import Member, OpenGroup, Stage
+from common.plan_log import PlanLog
 from common.policies import AdmissionPolicy
 from common.protocols import Problem
 from common.records import PipelineState, Reason, Request, Response, Times
@@ -50,7 +50,7 @@ class RolloutSide:
         self._started_s = parts.timeline.now()
         self._in_flight: dict[str, Member] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
-        self._plan: object = None  # the last one noted
+        self._plans = PlanLog(policy, parts.timeline, index)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -112,20 +112,9 @@ class RolloutSide:
         free_slots = max(0, self._parts.engine.capacity - len(self._in_flight))
         self._policy.observe(self._observe())
         admitted = self._policy.admit(free_slots)
-        self._note_plan()
+        self._plans.note()
         for request in admitted:
             self._start(request)
-
-    def _note_plan(self) -> None:
-        """An adaptive policy's latest decision, for the timeline."""
-        plan = getattr(self._policy, "plan", None)
-        if plan is None or plan is self._plan:
-            return
-        self._plan = plan
-        first, rest, num_first = plan.width
-        width = {"first": round(first), "rest": round(rest), "num_first": num_first}
-        end_s = None if math.isnan(plan.end_s) else round(plan.end_s, 3)
-        self._timeline.emit("plan", round=self._index, waiting=len(plan.order), order=plan.name, width=width, end_s=end_s)
 
     def _start(self, request: Request) -> None:
         group = self._groups.open[str(request.group_id)]

@@ -10,6 +10,7 @@ from common.records import FinishReason, Group, Response, Sample, Times, Verdict
 from common.report.groups import GroupWriter
 from common.requests import group_name, group_requests
 from common.rundir import RunDir, create
+from common.simulation.lengths import prompts_of_round
 from common.simulation.models import Scenario
 from common.simulation.run import lengths_of, simulate
 
@@ -52,7 +53,7 @@ def config_of(scenario: Scenario) -> Config:
 
 
 def _group(scenario: Scenario, index: int, order: int, lengths: list[int]) -> Group:
-    prompt = (0,) * scenario.prompt_tokens
+    prompt = prompts_of_round(scenario.lengths, index, scenario.groups_per_round, scenario.prompt_tokens)[order]
     requests = group_requests(index, order, prompt, scenario.responses_per_group, scenario.seed)
     samples = []
     for request, num_tokens in zip(requests, lengths, strict=True):

@@ -60,7 +60,7 @@ class Calibration:
             group_order=config.group_order,
             prompt_tokens=self.prompt_tokens,
             engine=self.engine,
-            lengths=RecordedLengths([one.lengths for one in rounds]),
+            lengths=RecordedLengths([one.lengths for one in rounds], [one.prompts for one in rounds]),
             verifier=self.verifier,
             trainer=self.trainer,
             publish_s=self.publish_s,

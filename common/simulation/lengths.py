@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from common.errors import ConfigError, DataError, explain
 
 Lengths = NDArray[np.int64]
+Prompt = tuple[int, ...]
 
 
 class LengthModel(Protocol):
@@ -78,14 +79,28 @@ class RecordedLengths(EmpiricalLengths):
     """The very lengths of a run: round i of a simulation of that size has those of place i, from the front again where there
     are fewer; rounds of another size are drawn from the recorded groups."""
 
-    def __init__(self, rounds: Sequence[Lengths]) -> None:
-        """`rounds`: (R, K) each. Raises DataError where nothing was recorded."""
+    def __init__(self, rounds: Sequence[Lengths], prompts: Sequence[Sequence[Prompt]] | None = None) -> None:
+        """`rounds`: (R, K) each; `prompts`: R token id tuples each. Raises DataError where nothing was recorded."""
         super().__init__([group for lengths in rounds for group in lengths])
-        self._rounds = list(rounds)
+        self._rounds, self._prompts = list(rounds), prompts
 
     def of_round(self, index: int) -> Lengths:
         """(R, K)."""
         return self._rounds[index % len(self._rounds)]
+
+    def prompts_of_round(self, index: int) -> Sequence[Prompt] | None:
+        """R of them; None where none were recorded."""
+        return None if self._prompts is None else self._prompts[index % len(self._prompts)]
+
+
+def prompts_of_round(model: LengthModel, index: int, num_groups: int, prompt_tokens: int) -> Sequence[Prompt]:
+    """As recorded; else all of `prompt_tokens`, and none like another: a simulated prompt is never seen twice."""
+    recorded = model.prompts_of_round(index) if isinstance(model, RecordedLengths) else None
+    if recorded is not None and len(recorded) == num_groups:
+        return recorded
+    if prompt_tokens == 0:
+        return [()] * num_groups
+    return [(index * num_groups + order, *(0,) * (prompt_tokens - 1)) for order in range(num_groups)]
 
 
 def lengths_of_round(model: LengthModel, index: int, rng: np.random.Generator, shape: tuple[int, int]) -> Lengths:

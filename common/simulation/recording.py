@@ -17,7 +17,7 @@ from common.metrics import RoundMetrics, collect_rounds
 from common.report.groups import read_groups, round_path
 from common.report.rundir import run_events
 from common.rundir import RunDir
-from common.simulation.lengths import Lengths
+from common.simulation.lengths import Lengths, Prompt
 from common.timeline import Event, group_number
 
 Floats = NDArray[np.float64]
@@ -39,6 +39,7 @@ class RecordedRound:
 
     index: int
     lengths: Lengths  # (R, K), by group order and member
+    prompts: list[Prompt]  # R of them
     prompt_tokens: float  # mean over the groups
     served: list[Served]  # by replica
     sampling: Floats  # (2,) start of the round, and end of its rollout
@@ -94,13 +95,15 @@ def _events_of(events: Sequence[Event], index: int) -> list[Event]:
 
 def _round(run_dir: RunDir, config: Config, metrics: RoundMetrics, events: list[Event], field: str) -> RecordedRound:
     lengths, prompts = _sampled(run_dir, metrics.round, (config.groups_per_round, config.responses_per_group), field)
+    prompt_lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     complete = {event["group"]: event["tokens"] for event in events if event["kind"] == "group_complete"}
     accumulated = [event for event in events if event["kind"] == "compute" and event["phase"] == "accumulate"]
     return RecordedRound(
         index=metrics.round,
         lengths=lengths,
-        prompt_tokens=float(prompts.mean()),
-        served=_served([event for event in events if event["kind"] == "response"], prompts),
+        prompts=prompts,
+        prompt_tokens=float(prompt_lengths.mean()),
+        served=_served([event for event in events if event["kind"] == "response"], prompt_lengths),
         sampling=np.array([_time(events, "round_start"), _time(events, "rollout_done")]),
         training=_intervals(event for event in events if event["kind"] == "compute"),
         accumulations=_intervals(accumulated),
@@ -111,14 +114,15 @@ def _round(run_dir: RunDir, config: Config, metrics: RoundMetrics, events: list[
     )
 
 
-def _sampled(run_dir: RunDir, index: int, shape: tuple[int, int], field: str) -> tuple[Lengths, Lengths]:
-    """Response lengths (R, K) and prompt lengths (R,) of a round, from `groups/`."""
+def _sampled(run_dir: RunDir, index: int, shape: tuple[int, int], field: str) -> tuple[Lengths, list[Prompt]]:
+    """Response lengths (R, K) and the R prompts of a round, from `groups/`."""
     path = round_path(run_dir.groups, index)
-    lengths, prompts = np.zeros(shape, np.int64), np.zeros(shape[0], np.int64)
+    lengths = np.zeros(shape, np.int64)
+    prompts: list[Prompt] = [()] * shape[0]
     for stored in read_groups(path) if path.exists() else ():
         samples = stored.group.samples
         if stored.group.order < shape[0] and len(samples) == shape[1]:
-            prompts[stored.group.order] = len(samples[0].request.prompt_ids)
+            prompts[stored.group.order] = samples[0].request.prompt_ids
             lengths[stored.group.order] = [len(sample.response.token_ids) for sample in samples]
     if num_missing := int((lengths.max(axis=1) == 0).sum()):
         rule = f"needs every group of round {index} in groups/{path.name} ({num_missing} of {shape[0]} are missing)"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from common.placement import Placement
+from common.plan_log import PlanLog
 from common.policies import AdmissionPolicy
 from common.queue import CompleteGroupQueue
 from common.records import FinishReason, PipelineState, Request, Verdict
@@ -45,6 +46,7 @@ class RolloutSide:
         self._agenda, self._timeline, self._observe = agenda, timeline, observe
         self._on_group, self._on_end = on_group, on_end
         self._has_detail = has_detail
+        self._plans = PlanLog(policy, timeline, index)
         self._capacity = engine.replicas * engine.capacity
         self._placement = Placement([engine.capacity] * engine.replicas)
         self.replicas = [Replica(engine, agenda, self._done, index) for index in range(engine.replicas)]
@@ -76,7 +78,9 @@ class RolloutSide:
         """Start what the policy admits. The `acting` replica plans on its own."""
         self._policy.observe(self._observe())
         touched: dict[Replica, None] = {}
-        for request in self._policy.admit(self._capacity - self.num_in_flight):
+        admitted = self._policy.admit(self._capacity - self.num_in_flight)
+        self._plans.note()
+        for request in admitted:
             replica = self.replicas[self._placement.place(request.group_id)]
             self._placement.take(replica.index)
             self.num_in_flight += 1

@@ -17,7 +17,7 @@ from common.requests import arrange, derive_seed, group_name, group_requests
 from common.round import is_free, make_policy
 from common.simulation.agenda import Agenda
 from common.simulation.group import SimulatedGroup
-from common.simulation.lengths import Lengths, lengths_of_round
+from common.simulation.lengths import Lengths, lengths_of_round, prompts_of_round
 from common.simulation.models import Scenario
 from common.simulation.rollout import RolloutSide
 from common.simulation.trainer import TrainerSide
@@ -172,10 +172,10 @@ class SimulatedRound:
     def _requests(self) -> list[Request]:
         """In order of arrival."""
         scenario, index = self._scenario, self._index
-        prompt = (0,) * scenario.prompt_tokens
+        prompts = prompts_of_round(scenario.lengths, index, scenario.groups_per_round, scenario.prompt_tokens)
         groups = [
             group_requests(index, order, prompt, scenario.responses_per_group, scenario.seed)
-            for order in range(scenario.groups_per_round)
+            for order, prompt in enumerate(prompts)
         ]
         order_seed = derive_seed(scenario.seed, index, 0, -1)
         requests = arrange(groups, scenario.request_order, order_seed)
