@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from common import _adaptive
-from common._adaptive import _Patience
 from common._admission import WaitingGroup
+from common._patience import Patience
 from common._plans import Plan, Rest
 from common.errors import DuplicateRequestError, UnknownRequestError, UsageError
 from common.forecast import Pipeline, Width
@@ -611,30 +611,78 @@ def test_a_group_that_comes_when_few_are_open_does_not_wait_for_the_patience_of_
     assert began[:6] == [899, 898, 897, 896, 900, 894]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_the_rest_of_a_group_that_has_begun_does_not_starve(known: bool) -> None:
+    """One slot, groups of two; lower orders keep coming once its first member is in. One group is open at its turn: 2 may pass."""
+    policy = informed(expect=shorter_and_shorter) if known else AdaptiveFrontierDispatch()
+    policy.submit(group(1000, 2))
+    (running,) = policy.admit(1)
+    admitted = []
+    for order in range(30):
+        policy.submit(group(order, 2))
+        policy.observe(state(float(order)))
+        policy.finish(running.request_id, 20)
+        (running,) = policy.admit(1)
+        admitted.append(running.request_id)
+    assert "1000/1" in admitted[:5]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_group_that_gets_new_members_for_ever_starves_nobody(known: bool) -> None:
+    """Two are open when the fresh one comes: 4 turns may pass, each of one member here."""
+    policy = informed(expect=shorter_and_shorter) if known else AdaptiveFrontierDispatch()
+    policy.submit([*group(0, 1), *group(1, 1)])
+    (running,) = policy.admit(1)
+    admitted = []
+    for member in range(1, 30):
+        policy.submit([Request(request_id=f"0/{member}", group_id=0, order=0, member=member)])
+        policy.observe(state(float(member)))
+        policy.finish(running.request_id, 20)
+        (running,) = policy.admit(1)
+        admitted.append(running.request_id)
+    assert "1/0" in admitted[:4]
+
+
 # --- planted bugs
 
 
-class NeverPatient(_Patience):
-    def add(self, group: WaitingGroup, limit: int) -> None:
-        pass
+class NeverPatient(Patience):
+    def first(self) -> WaitingGroup | None:
+        return None
 
 
-class OldestOnly(_Patience):
-    """Looks at the oldest fresh group alone; the limit of a later one may be lower."""
+class OldestOnly(Patience):
+    """Looks at the oldest group alone; the limit of a later one may be lower."""
 
-    def add(self, group: WaitingGroup, limit: int) -> None:
-        self._ended.append((limit, group))
+    def first(self) -> WaitingGroup | None:
+        oldest = min(self._waits, key=self._waits.__getitem__)
+        late = super().first()
+        return late if late is oldest else None
 
-    def first(self, num_begun: int, fresh: Container[WaitingGroup]) -> WaitingGroup | None:
-        self._ended = [entry for entry in self._ended if entry[1] in fresh]
-        return self._ended[0][1] if self._ended and self._ended[0][0] <= num_begun else None
+
+class PatientWithFreshOnly(AdaptiveFrontierDispatch):
+    """Once something of a group was admitted, nobody looks after the rest."""
+
+    def _start_turn(self, first: WaitingGroup) -> WaitingGroup:
+        group = super()._start_turn(first)
+        self._patience.forget(group)
+        return group
+
+
+class NewMembersGoOn(AdaptiveFrontierDispatch):
+    """A turn lasts as long as anything of the group waits."""
+
+    def _next(self) -> WaitingGroup | None:
+        if self._turn is not None and self._turn.next_waiting():
+            return self._turn
+        return super()._next()
 
 
 class OneMemberOnly(AdaptiveFrontierDispatch):
     """A group whose patience has ended has one member admitted, and waits again."""
 
     def _next(self) -> WaitingGroup | None:
-        self._late = None
+        self._is_late = False
         return super()._next()
 
 
@@ -679,8 +727,10 @@ class PlansForTheEnginesOfNow(AdaptiveFrontierDispatch):
 
 
 PLANTED: list[tuple[str, type, Callable[[], object]]] = [
-    ("_Patience", NeverPatient, test_lower_orders_that_keep_coming_do_not_starve_a_group),
-    ("_Patience", OldestOnly, test_a_group_that_comes_when_few_are_open_does_not_wait_for_the_patience_of_an_older_one),
+    ("Patience", NeverPatient, test_lower_orders_that_keep_coming_do_not_starve_a_group),
+    ("Patience", OldestOnly, test_a_group_that_comes_when_few_are_open_does_not_wait_for_the_patience_of_an_older_one),
+    ("AdaptiveFrontierDispatch", PatientWithFreshOnly, lambda: test_the_rest_of_a_group_that_has_begun_does_not_starve(False)),
+    ("AdaptiveFrontierDispatch", NewMembersGoOn, lambda: test_a_group_that_gets_new_members_for_ever_starves_nobody(False)),
     ("AdaptiveFrontierDispatch", OneMemberOnly, test_lower_orders_that_keep_coming_do_not_starve_a_group),
     ("AdaptiveFrontierDispatch", LearnsCancelled, test_lengths_of_a_cancelled_group_are_not_learned),
     ("AdaptiveFrontierDispatch", KeepsTheFlight, test_a_requeued_request_is_first_of_its_group_and_its_time_is_not_learned),
@@ -692,8 +742,8 @@ PLANTED: list[tuple[str, type, Callable[[], object]]] = [
 
 @pytest.mark.parametrize(("name", "bug", "test"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_found(name: str, bug: type, test: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_adaptive, "_Patience", bug if name == "_Patience" else _Patience)
-    if name != "_Patience":
+    monkeypatch.setattr(_adaptive, "Patience", bug if name == "Patience" else Patience)
+    if name != "Patience":
         monkeypatch.setitem(globals(), name, bug)
     with pytest.raises(AssertionError):
         test()
