@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 
 from common._admission import Admission, WaitingGroup
 from common._draws import GroupState
-from common._flights import Flights
+from common._flights import Flights, check_state
 from common._patience import Patience
 from common._plans import Plan, Rest, choose
 from common.errors import UsageError, check_count, explain
@@ -16,6 +16,8 @@ from common.history import History
 from common.lengths import Expected
 from common.records import PipelineState, Request
 
+_LARGEST = 2**53  # whole numbers to which floats are exact
+_SLOWEST = 1e-9  # tokens a second; a rate below is no measurement
 _REPLAN_NEW = 3  # plan again when one in so many of the open groups has just come
 _REPLAN_BEGUN = 2  # and when one in so many of the groups that waited at the last plan has begun
 _REPLAN_GROUPS = 4  # and at least so many: a plan takes the driver some milliseconds, in which nothing else is done
@@ -57,7 +59,7 @@ class AdaptiveFrontierDispatch(Admission):
         in_order: bool = False,
     ) -> None:
         super().__init__()
-        check_count("frontier_width", frontier_width, 1, "use groups_per_update")
+        check_count("frontier_width", frontier_width, 1, "use groups_per_update", maximum=_LARGEST)
         self._per_update = frontier_width
         self.history = History() if history is None else history
         self._expect, self._task = expect or self._expect_from_history, task
@@ -91,9 +93,10 @@ class AdaptiveFrontierDispatch(Admission):
             self._replan_at = self._num_begun
 
     def observe(self, state: PipelineState) -> None:
+        check_state(state)
         self._state = state
         self._flights.observe(state)
-        if state.trainer_tokens_per_s > 0:
+        if state.trainer_tokens_per_s > _SLOWEST:
             self.history.trainer_token_s = 1 / state.trainer_tokens_per_s
         if state.trainer_update_s > 0:
             self.history.trainer_update_s = state.trainer_update_s
@@ -109,9 +112,9 @@ class AdaptiveFrontierDispatch(Admission):
 
     def finish(self, request_id: Hashable, num_tokens: int | None = None) -> None:
         if num_tokens is not None:
-            check_count("num_tokens", num_tokens, 0, "pass the tokens of the response, or nothing")
+            check_count("num_tokens", num_tokens, 0, "pass the tokens of the response, or nothing", maximum=_LARGEST)
             if (request := self._in_flight.get(request_id)) is not None:
-                self._see(request, num_tokens)
+                self._see(request, num_tokens)  # first, as it may raise; what follows does not
         super().finish(request_id)
         self._flights.finish(request_id, num_tokens)
 
@@ -251,7 +254,7 @@ class AdaptiveFrontierDispatch(Admission):
 
     def _backlog_s(self, state: PipelineState) -> float:
         """Seconds of training of the complete groups that wait for it: those that ended last."""
-        tokens = self._closed_tokens[-state.trainer_backlog_groups :] if state.trainer_backlog_groups > 0 else []
+        tokens = self._closed_tokens[-int(state.trainer_backlog_groups) :] if state.trainer_backlog_groups > 0 else []
         group_s = self.history.trainer_update_s / self._per_update
         return sum(tokens) * (self.history.trainer_token_s or 0.0) + len(tokens) * group_s
 
@@ -270,8 +273,21 @@ class AdaptiveFrontierDispatch(Admission):
     def _see(self, request: Request, num_tokens: int) -> None:
         group = self._groups[request.group_id]
         if group not in self._seen:
-            self._seen[group] = _Seen(request.prompt_ids, self._task(request))
+            self._seen[group] = _Seen(request.prompt_ids, self._task_of(request))
         self._seen[group].lengths.append(num_tokens)
+
+    def _task_of(self, request: Request) -> Hashable:
+        """Raises where task or prompt cannot be learned."""
+        task = self._task(request)
+        for name, value, remedy in (
+            ("task", task, "return a string"),
+            ("prompt_ids", request.prompt_ids, "pass a tuple of ints"),
+        ):
+            try:
+                hash(value)
+            except TypeError:
+                raise UsageError(explain(name, f"must be hashable for {request.request_id!r}", value, remedy)) from None
+        return task
 
     def _expected(self, request: Request) -> Expected:
         expected = self._expect(request)
@@ -281,4 +297,5 @@ class AdaptiveFrontierDispatch(Admission):
         return expected
 
     def _expect_from_history(self, request: Request) -> Expected:
-        return self.history.lengths.expect(request.prompt_ids, prompt_tokens=len(request.prompt_ids), task=self._task(request))
+        task = self._task_of(request)
+        return self.history.lengths.expect(request.prompt_ids, prompt_tokens=len(request.prompt_ids), task=task)

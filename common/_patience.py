@@ -1,7 +1,8 @@
 """Nobody starves: whose turn it is where a rule of preference passes a group over for too long.
 
 Pure core: the standard library alone. A turn is what waits of a group when it is chosen. A group that waits lets so many turns
-pass as its limit says, counted from when it began to wait or from its own last turn; turns of what an engine lost count for nothing.
+pass as its limit says, counted from when it began to wait or from its own last turn; turns of what an engine
+lost count for nothing.
 """
 
 from heapq import heappop, heappush

@@ -613,7 +613,7 @@ def test_a_group_that_comes_when_few_are_open_does_not_wait_for_the_patience_of_
 
 @pytest.mark.parametrize("known", [False, True])
 def test_the_rest_of_a_group_that_has_begun_does_not_starve(known: bool) -> None:
-    """One slot, groups of two; lower orders keep coming once its first member is in. One group is open at its turn: 2 may pass."""
+    """One slot, groups of two; lower orders keep coming once its first member is in. One is open at its turn: 2 may pass."""
     policy = informed(expect=shorter_and_shorter) if known else AdaptiveFrontierDispatch()
     policy.submit(group(1000, 2))
     (running,) = policy.admit(1)

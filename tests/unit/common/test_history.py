@@ -67,7 +67,7 @@ def test_neither_number_is_ever_negative(seed: int) -> None:
     rng, step_time = random.Random(seed), StepTime()
     for _ in range(50):
         occupancy = rng.random()
-        step_time.learn(max(occupancy * rng.lognormvariate(0.0, 1.0) - 0.1, 0.0), occupancy)  # a line through below 0
+        step_time.learn(max(occupancy * rng.lognormvariate(0.0, 1.0) - 0.1, 1e-6), occupancy)  # a line through below 0
         line = step_time.line()
         assert line is not None
         assert line[0] >= 0
