@@ -10,13 +10,12 @@ from common._draws import GroupState
 from common._flights import Flights, check_state
 from common._patience import Patience
 from common._plans import Plan, Rest, choose
-from common.errors import UsageError, check_count, explain
+from common.errors import MAX_COUNT, UsageError, check_count, explain
 from common.forecast import Pipeline, Width
 from common.history import History
 from common.lengths import Expected
 from common.records import PipelineState, Request
 
-_LARGEST = 2**53  # whole numbers to which floats are exact
 _SLOWEST = 1e-9  # tokens a second; a rate below is no measurement
 _REPLAN_NEW = 3  # plan again when one in so many of the open groups has just come
 _REPLAN_BEGUN = 2  # and when one in so many of the groups that waited at the last plan has begun
@@ -59,7 +58,7 @@ class AdaptiveFrontierDispatch(Admission):
         in_order: bool = False,
     ) -> None:
         super().__init__()
-        check_count("frontier_width", frontier_width, 1, "use groups_per_update", maximum=_LARGEST)
+        check_count("frontier_width", frontier_width, 1, "use groups_per_update", maximum=MAX_COUNT)
         self._per_update = frontier_width
         self.history = History() if history is None else history
         self._expect, self._task = expect or self._expect_from_history, task
@@ -112,7 +111,7 @@ class AdaptiveFrontierDispatch(Admission):
 
     def finish(self, request_id: Hashable, num_tokens: int | None = None) -> None:
         if num_tokens is not None:
-            check_count("num_tokens", num_tokens, 0, "pass the tokens of the response, or nothing", maximum=_LARGEST)
+            check_count("num_tokens", num_tokens, 0, "pass the tokens of the response, or nothing", maximum=MAX_COUNT)
             if (request := self._in_flight.get(request_id)) is not None:
                 self._see(request, num_tokens)  # first, as it may raise; what follows does not
         super().finish(request_id)

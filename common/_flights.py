@@ -7,11 +7,10 @@ that pass over the step time at that occupancy. Whoever was admitted at step n h
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from common.errors import UsageError, check_count, explain, is_finite
+from common.errors import MAX_COUNT, UsageError, check_count, explain, is_finite
 from common.history import StepTime
 from common.records import PipelineState, Request
 
-_LARGEST = 2**53  # whole numbers to which floats are exact
 _MAX_PAUSE_S = 1e6  # between two observations; more is a clock that jumped
 
 
@@ -22,7 +21,7 @@ def check_state(state: PipelineState) -> None:
     if not is_finite(state.now_s):
         raise UsageError(explain("now_s", "must be a finite number", state.now_s, "pass seconds of one clock"))
     for name in ("trainer_backlog_groups", "engine_running", "engine_capacity"):
-        check_count(name, getattr(state, name), 0, "pass 0 while unknown", maximum=_LARGEST)
+        check_count(name, getattr(state, name), 0, "pass 0 while unknown", maximum=MAX_COUNT)
     for name in ("trainer_groups_per_s", "engine_tokens_per_s", "trainer_tokens_per_s", "trainer_update_s"):
         value = getattr(state, name)
         if not (is_finite(value) and value >= 0):
@@ -51,11 +50,13 @@ class Flights:
     def observe(self, state: PipelineState) -> None:
         """Time has passed; those that ended since the last observation ended just now.
 
-        Where the clock has jumped, back or far ahead, no time has passed, and those that ran meanwhile teach no speed.
+        Where the clock has jumped, back or far ahead, no time has passed until it is where it was, and those that ran meanwhile
+        teach no speed.
         """
-        passed_s = 0.0 if self._now_s is None else state.now_s - self._now_s
-        if not 0 <= passed_s <= _MAX_PAUSE_S:
-            passed_s = 0.0
+        now_s = float(state.now_s)
+        passed_s = 0.0 if self._now_s is None else now_s - self._now_s
+        if self._now_s is not None and not 0 <= passed_s <= _MAX_PAUSE_S:
+            now_s, passed_s = self._now_s, 0.0
             for flight in (*self._flights.values(), *(flight for flight, _ in self._ended)):
                 flight.admitted_s = None
         if self._capacity > 0 and self._num_running:
@@ -63,8 +64,8 @@ class Flights:
             steps = passed_s / self._step_s(occupancy)
             self._steps += steps
             self._area += occupancy * steps
-        self._now_s, self._capacity = state.now_s, state.engine_capacity
-        self._learn(state.now_s)
+        self._now_s, self._capacity = now_s, state.engine_capacity
+        self._learn(now_s)
 
     def admit(self, requests: Iterable[Request]) -> None:
         """They run from now on."""

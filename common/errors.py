@@ -26,6 +26,8 @@ import math
 from numbers import Real
 from operator import index
 
+MAX_COUNT = 2**53  # whole numbers to which floats are exact
+
 
 class RolloutPipeError(Exception):
     """Base of all."""
