@@ -1,24 +1,25 @@
 """Adaptive frontier dispatch: order and width from what the run has shown. What it promises stands in `common.policies`."""
 
 import math
-from collections.abc import Callable, Container, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 
 from common._admission import Admission, WaitingGroup
 from common._draws import GroupState
-from common._flights import Flights
+from common._flights import Flights, check_state
+from common._patience import Patience
 from common._plans import Plan, Rest, choose
-from common.errors import UsageError, check_count, explain
+from common.errors import MAX_COUNT, UsageError, check_count, explain
 from common.forecast import Pipeline, Width
 from common.history import History
 from common.lengths import Expected
 from common.records import PipelineState, Request
 
+_SLOWEST = 1e-9  # tokens a second; a rate below is no measurement
 _REPLAN_NEW = 3  # plan again when one in so many of the open groups has just come
 _REPLAN_BEGUN = 2  # and when one in so many of the groups that waited at the last plan has begun
 _REPLAN_GROUPS = 4  # and at least so many: a plan takes the driver some milliseconds, in which nothing else is done
-_PATIENCE = 2  # a group is overtaken by at most this many times the groups that were open when it came
 
 
 @dataclass(slots=True)
@@ -28,26 +29,6 @@ class _Seen:
     prompt: tuple[int, ...]
     task: Hashable
     lengths: list[int] = field(default_factory=list)
-
-
-class _Patience:
-    """Finds the group that was overtaken by as many as it may be. Holds every fresh group, and some that have begun."""
-
-    def __init__(self) -> None:
-        self._by_limit: list[tuple[int, int, WaitingGroup]] = []  # heap: number of groups begun, arrival
-        self._ended: list[tuple[int, WaitingGroup]] = []  # heap by arrival: that number is reached
-
-    def add(self, group: WaitingGroup, limit: int) -> None:
-        heappush(self._by_limit, (limit, group.arrival, group))
-
-    def first(self, num_begun: int, fresh: Container[WaitingGroup]) -> WaitingGroup | None:
-        """Of the fresh groups whose limit is reached, the one that came first."""
-        while self._by_limit and self._by_limit[0][0] <= num_begun:
-            _, arrival, group = heappop(self._by_limit)
-            heappush(self._ended, (arrival, group))
-        while self._ended and self._ended[0][1] not in fresh:
-            heappop(self._ended)
-        return self._ended[0][1] if self._ended else None
 
 
 class AdaptiveFrontierDispatch(Admission):
@@ -60,8 +41,10 @@ class AdaptiveFrontierDispatch(Admission):
 
     Until lengths, step time and the trainer's speed are known, it admits as `FrontierGroupDispatch`. Call `observe` before
     `admit`, and give `finish` the number of tokens. No group is overtaken by more than twice as many groups as were open when
-    it came: so many may begin before it that came later. Raises UsageError for a width below 1, and where `expect` returns
-    anything but an `Expected`.
+    it came: so many may begin before it that came later. The same holds for what waits of a group that has begun, from its last
+    turn on (a turn is all that waits of a group when it is chosen), and a group that gets new members for ever counts anew with
+    each turn that they make. What was requeued may come before anything and does not count. Raises UsageError for a width
+    below 1, and where `expect` returns anything but an `Expected`.
     """
 
     def __init__(
@@ -75,7 +58,7 @@ class AdaptiveFrontierDispatch(Admission):
         in_order: bool = False,
     ) -> None:
         super().__init__()
-        check_count("frontier_width", frontier_width, 1, "use groups_per_update")
+        check_count("frontier_width", frontier_width, 1, "use groups_per_update", maximum=MAX_COUNT)
         self._per_update = frontier_width
         self.history = History() if history is None else history
         self._expect, self._task = expect or self._expect_from_history, task
@@ -84,10 +67,12 @@ class AdaptiveFrontierDispatch(Admission):
         self._rank: dict[WaitingGroup, int] = {}  # of the plan; groups that came later go by order, after all of it
         self._fresh: dict[WaitingGroup, None] = {}  # nothing of them was ever admitted
         self._begun: dict[WaitingGroup, None] = {}  # open, the others
-        self._new: list[WaitingGroup] = []  # of the submit that goes on
+        self._new: list[WaitingGroup] = []  # began to wait in the submit that goes on
         self._num_begun = 0
-        self._patience = _Patience()
-        self._late: WaitingGroup | None = None  # goes first: it was overtaken by as many as it may be
+        self._patience = Patience()
+        self._turn: WaitingGroup | None = None  # chosen last
+        self._num_left = 0  # of its turn, requests
+        self._is_late = False  # it was passed over as often as it may be: nothing comes between
         self._num_closed = 0
         self._closed_tokens: list[int] = []  # of each group that has ended, in order
         self._replan_at = 0  # number of groups begun
@@ -100,17 +85,17 @@ class AdaptiveFrontierDispatch(Admission):
     def submit(self, requests: Iterable[Request]) -> None:
         num_before = self._num_open
         super().submit(requests)
-        limit = self._num_begun + _PATIENCE * self._num_open
         for group in self._new:
-            self._patience.add(group, limit)
+            self._patience.wait(group, self._num_open)
         self._new.clear()
         if _REPLAN_NEW * (self._num_open - num_before) > self._num_open:
             self._replan_at = self._num_begun
 
     def observe(self, state: PipelineState) -> None:
+        check_state(state)
         self._state = state
         self._flights.observe(state)
-        if state.trainer_tokens_per_s > 0:
+        if state.trainer_tokens_per_s > _SLOWEST:
             self.history.trainer_token_s = 1 / state.trainer_tokens_per_s
         if state.trainer_update_s > 0:
             self.history.trainer_update_s = state.trainer_update_s
@@ -126,9 +111,9 @@ class AdaptiveFrontierDispatch(Admission):
 
     def finish(self, request_id: Hashable, num_tokens: int | None = None) -> None:
         if num_tokens is not None:
-            check_count("num_tokens", num_tokens, 0, "pass the tokens of the response, or nothing")
+            check_count("num_tokens", num_tokens, 0, "pass the tokens of the response, or nothing", maximum=MAX_COUNT)
             if (request := self._in_flight.get(request_id)) is not None:
-                self._see(request, num_tokens)
+                self._see(request, num_tokens)  # first, as it may raise; what follows does not
         super().finish(request_id)
         self._flights.finish(request_id, num_tokens)
 
@@ -148,33 +133,48 @@ class AdaptiveFrontierDispatch(Admission):
 
     def _opened(self, group: WaitingGroup) -> None:
         self._fresh[group] = None
-        self._new.append(group)
 
     def _closed(self, group: WaitingGroup) -> None:
         self._num_closed += 1
         self._begin(group)
         del self._begun[group]
         self._rank.pop(group, None)
+        self._patience.forget(group)
+        if group is self._turn:
+            self._num_left = 0
         if (seen := self._seen.pop(group, None)) is not None:
             self._closed_tokens.append(sum(seen.lengths))
             self.history.lengths.learn(seen.prompt, seen.lengths, prompt_tokens=len(seen.prompt), task=seen.task)
 
     def _joined(self, group: WaitingGroup) -> None:
-        if not group.is_ready:
-            group.is_ready = True
-            self._push(group)
+        self._push(group)
+        self._patience.submitted(group)
+        if not self._patience.is_waiting(group):
+            self._new.append(group)
 
     def _returned(self, request: Request, group: WaitingGroup) -> None:
-        self._joined(group)
+        self._push(group)
+        if not self._patience.is_waiting(group):
+            self._patience.wait(group, self._num_open)
 
     def _next(self) -> WaitingGroup | None:
-        if self._late is not None and self._late.next_waiting():
-            return self._late
-        group = self._first_by_rank()
-        if group in self._fresh:  # else it goes on: members of a group stay together
-            self._late = self._patience.first(self._num_begun, self._fresh)
-            group = self._late or group
-            self._begin(group)
+        group = self._turn if self._is_late and self._num_left else self._first_by_rank()
+        if group is None:
+            return None
+        if group is not self._turn or not self._num_left:  # else it goes on: members of a group stay together
+            group = self._start_turn(group)
+        self._num_left -= 1
+        if group.num_waiting == 1:
+            self._patience.forget(group)
+        return group
+
+    def _start_turn(self, first: WaitingGroup) -> WaitingGroup:
+        """`first` by rank, if nobody was passed over too often."""
+        late = self._patience.first()
+        group = first if late is None else late
+        self._turn, self._num_left, self._is_late = group, group.num_waiting, late is not None
+        self._patience.take_turn(group, self._num_open)
+        self._begin(group)
         return group
 
     def _frontier_ids(self) -> tuple[Hashable, ...]:
@@ -187,7 +187,9 @@ class AdaptiveFrontierDispatch(Admission):
         return (self._rank.get(group, math.inf), group.order, group.arrival)
 
     def _push(self, group: WaitingGroup) -> None:
-        heappush(self._heap, (*self._key(group), group))
+        if not group.is_ready:
+            group.is_ready = True
+            heappush(self._heap, (*self._key(group), group))
 
     def _first_by_rank(self) -> WaitingGroup | None:
         while self._heap:
@@ -251,7 +253,7 @@ class AdaptiveFrontierDispatch(Admission):
 
     def _backlog_s(self, state: PipelineState) -> float:
         """Seconds of training of the complete groups that wait for it: those that ended last."""
-        tokens = self._closed_tokens[-state.trainer_backlog_groups :] if state.trainer_backlog_groups > 0 else []
+        tokens = self._closed_tokens[-int(state.trainer_backlog_groups) :] if state.trainer_backlog_groups > 0 else []
         group_s = self.history.trainer_update_s / self._per_update
         return sum(tokens) * (self.history.trainer_token_s or 0.0) + len(tokens) * group_s
 
@@ -270,8 +272,21 @@ class AdaptiveFrontierDispatch(Admission):
     def _see(self, request: Request, num_tokens: int) -> None:
         group = self._groups[request.group_id]
         if group not in self._seen:
-            self._seen[group] = _Seen(request.prompt_ids, self._task(request))
+            self._seen[group] = _Seen(request.prompt_ids, self._task_of(request))
         self._seen[group].lengths.append(num_tokens)
+
+    def _task_of(self, request: Request) -> Hashable:
+        """Raises where task or prompt cannot be learned."""
+        task = self._task(request)
+        for name, value, remedy in (
+            ("task", task, "return a string"),
+            ("prompt_ids", request.prompt_ids, "pass a tuple of ints"),
+        ):
+            try:
+                hash(value)
+            except TypeError:
+                raise UsageError(explain(name, f"must be hashable for {request.request_id!r}", value, remedy)) from None
+        return task
 
     def _expected(self, request: Request) -> Expected:
         expected = self._expect(request)
@@ -281,4 +296,5 @@ class AdaptiveFrontierDispatch(Admission):
         return expected
 
     def _expect_from_history(self, request: Request) -> Expected:
-        return self.history.lengths.expect(request.prompt_ids, prompt_tokens=len(request.prompt_ids), task=self._task(request))
+        task = self._task_of(request)
+        return self.history.lengths.expect(request.prompt_ids, prompt_tokens=len(request.prompt_ids), task=task)

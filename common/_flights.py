@@ -7,13 +7,30 @@ that pass over the step time at that occupancy. Whoever was admitted at step n h
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
+from common.errors import MAX_COUNT, UsageError, check_count, explain, is_finite
 from common.history import StepTime
 from common.records import PipelineState, Request
+
+_MAX_PAUSE_S = 1e6  # between two observations; more is a clock that jumped
+
+
+def check_state(state: PipelineState) -> None:
+    """Raise UsageError where a number is none, or cannot be."""
+    if not isinstance(state, PipelineState):
+        raise UsageError(explain("state", "must be a PipelineState", state, "pass common.records.PipelineState"))
+    if not is_finite(state.now_s):
+        raise UsageError(explain("now_s", "must be a finite number", state.now_s, "pass seconds of one clock"))
+    for name in ("trainer_backlog_groups", "engine_running", "engine_capacity"):
+        check_count(name, getattr(state, name), 0, "pass 0 while unknown", maximum=MAX_COUNT)
+    for name in ("trainer_groups_per_s", "engine_tokens_per_s", "trainer_tokens_per_s", "trainer_update_s"):
+        value = getattr(state, name)
+        if not (is_finite(value) and value >= 0):
+            raise UsageError(explain(name, "must be a finite number of 0 or more", value, "pass 0.0 while unknown"))
 
 
 @dataclass(slots=True)
 class _Flight:
-    admitted_s: float | None  # None: nothing had been observed
+    admitted_s: float | None  # None: nothing had been observed, or the clock has jumped since
     steps: float  # when it was admitted
     area: float  # occupancy x steps, summed up to then
 
@@ -31,14 +48,24 @@ class Flights:
         self._steps = self._area = 0.0
 
     def observe(self, state: PipelineState) -> None:
-        """Time has passed; those that ended since the last observation ended just now."""
-        if self._now_s is not None and self._capacity > 0 and self._num_running:
+        """Time has passed; those that ended since the last observation ended just now.
+
+        Where the clock has jumped, back or far ahead, no time has passed until it is where it was, and those that ran meanwhile
+        teach no speed.
+        """
+        now_s = float(state.now_s)
+        passed_s = 0.0 if self._now_s is None else now_s - self._now_s
+        if self._now_s is not None and not 0 <= passed_s <= _MAX_PAUSE_S:
+            now_s, passed_s = self._now_s, 0.0
+            for flight in (*self._flights.values(), *(flight for flight, _ in self._ended)):
+                flight.admitted_s = None
+        if self._capacity > 0 and self._num_running:
             occupancy = self._num_running / self._capacity
-            steps = max(state.now_s - self._now_s, 0.0) / self._step_s(occupancy)
+            steps = passed_s / self._step_s(occupancy)
             self._steps += steps
             self._area += occupancy * steps
-        self._now_s, self._capacity = state.now_s, state.engine_capacity
-        self._learn(state.now_s)
+        self._now_s, self._capacity = now_s, state.engine_capacity
+        self._learn(now_s)
 
     def admit(self, requests: Iterable[Request]) -> None:
         """They run from now on."""

@@ -22,7 +22,11 @@ Errors cross process borders, so every one takes a single message and pickles. M
 `InputError` come from `explain`: the field as typed, the rule, the value received, the remedy.
 """
 
+import math
+from numbers import Real
 from operator import index
+
+MAX_COUNT = 2**53  # whole numbers to which floats are exact
 
 
 class RolloutPipeError(Exception):
@@ -98,11 +102,21 @@ def explain(field: str, rule: str, value: object, remedy: str) -> str:
     return f"{field}: {rule}, got {value!r}; {remedy}"
 
 
-def check_count(field: str, value: object, minimum: int | None, remedy: str) -> None:
-    """Raise UsageError unless `value` is a whole number (of any integer type) not below `minimum`."""
+def is_finite(value: object) -> bool:
+    """Whether it is a real number that a float can hold."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def check_count(field: str, value: object, minimum: int | None, remedy: str, *, maximum: int | None = None) -> None:
+    """Raise UsageError unless `value` is a whole number (of any integer type) from `minimum` to `maximum`."""
     try:
         number = index(value)  # type: ignore[arg-type]  # what this finds out
     except TypeError:
         raise UsageError(explain(field, "must be a whole number", value, remedy)) from None
     if minimum is not None and number < minimum:
         raise UsageError(explain(field, f"must be {minimum} or more", value, remedy))
+    if maximum is not None and number > maximum:
+        raise UsageError(explain(field, f"must be {maximum} or less", value, remedy))

@@ -44,13 +44,9 @@ class Width(NamedTuple):
 def forecast(pipeline: Pipeline, works: list[Work], order: list[int], width: Width) -> float:
     """Seconds from now to the end of training. `order`: indices into `works`, all of them, in order of admission."""
     ends = _completions(pipeline, works, order, width)
-    if pipeline.in_order:
-        latest = 0.0
-        for index in range(len(ends)):
-            latest = ends[index] = max(latest, ends[index])
-        sequence = list(enumerate(ends))
-    else:
-        sequence = sorted(enumerate(ends), key=lambda pair: pair[1])
+    sequence = list(enumerate(ends))
+    if not pipeline.in_order:
+        sequence.sort(key=lambda pair: pair[1])
     done_s = pipeline.trainer_free_s
     for index, end_s in sequence:
         done_s = max(done_s, end_s) + works[index].train_s

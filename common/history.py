@@ -6,6 +6,8 @@ Pure core: the standard library alone. One `History` serves all rounds of a run;
 from common.lengths import LengthPredictor
 
 _FORGET = 0.999  # weight of earlier responses with each new one: the load changes
+_MAX_STEP_S = 3600.0  # longer than any: the clock jumped
+_MAX_OCCUPANCY = 2.0  # engines that shrink hold more than they may, for a while
 
 
 class StepTime:
@@ -19,7 +21,9 @@ class StepTime:
         self._n = self._x = self._y = self._xx = self._xy = self._yy = 0.0
 
     def learn(self, step_s: float, occupancy: float) -> None:
-        """One response: seconds per token, and the mean occupancy over its life."""
+        """One response: seconds per token, and the mean occupancy over its life. Numbers that cannot be are not learned."""
+        if not (0 < step_s <= _MAX_STEP_S and 0 <= occupancy <= _MAX_OCCUPANCY):  # nor NaN, which would stay for ever
+            return
         x, y = occupancy, step_s
         self._n, self._x, self._y = 1 + _FORGET * self._n, x + _FORGET * self._x, y + _FORGET * self._y
         self._xx, self._xy, self._yy = x * x + _FORGET * self._xx, x * y + _FORGET * self._xy, y * y + _FORGET * self._yy

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from common.errors import UsageError, explain
+from common.errors import UsageError, explain, is_finite
 
 _NUM_PARTS = 512
 # The policy that is trained changes, and lengths with it. Weights of what was seen before,
@@ -34,9 +34,9 @@ class Expected:
 
     def __post_init__(self) -> None:
         """Raises UsageError where a number is none."""
-        if not 0 < self.tokens < math.inf:
+        if not (is_finite(self.tokens) and self.tokens > 0):
             raise UsageError(explain("expected tokens", "must be a finite number above 0", self.tokens, "use a geometric mean"))
-        if not self.error >= 0:
+        if not ((is_finite(self.error) and self.error >= 0) or self.error == math.inf):
             rule = "must be a number of 0 or more"
             raise UsageError(explain("expected error", rule, self.error, "use inf where nothing is known"))
 

@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from common import _adaptive
-from common._adaptive import _Patience
 from common._admission import WaitingGroup
+from common._patience import Patience
 from common._plans import Plan, Rest
 from common.errors import DuplicateRequestError, UnknownRequestError, UsageError
 from common.forecast import Pipeline, Width
@@ -416,8 +417,8 @@ def test_an_expectation_of_another_type_is_refused(answer: object) -> None:
     assert policy.snapshot().num_waiting == 4 * SIZE
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -5.0, 0.0])
-def test_an_expectation_that_is_no_length_is_refused_before_anything_changes(bad: float) -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -5.0, 0.0, 10**400, "5"])
+def test_an_expectation_that_is_no_length_is_refused_before_anything_changes(bad: Any) -> None:
     policy = informed(expect=lambda request: Expected(tokens=bad, error=0.5))
     policy.submit(groups(range(4)))
     policy.observe(state(0.0))
@@ -427,7 +428,7 @@ def test_an_expectation_that_is_no_length_is_refused_before_anything_changes(bad
     assert policy.snapshot().num_in_flight == 0
 
 
-@pytest.mark.parametrize("bad", [-1, 1.5, "7"])
+@pytest.mark.parametrize("bad", [-1, 1.5, "7", 10**310])
 def test_a_number_of_tokens_is_whole_and_not_negative(bad: object) -> None:
     policy = AdaptiveFrontierDispatch()
     policy.submit(groups([0]))
@@ -435,6 +436,125 @@ def test_a_number_of_tokens_is_whole_and_not_negative(bad: object) -> None:
     with pytest.raises(UsageError, match=r"^num_tokens: must be .*; pass the tokens of the response, or nothing"):
         policy.finish("0/0", bad)  # type: ignore[arg-type]
     assert policy.snapshot().num_in_flight == 4
+
+
+NO_NUMBERS: list[tuple[str, list[Any]]] = [
+    ("now_s", [math.nan, math.inf, -math.inf, "1", None, 10**400]),
+    ("trainer_backlog_groups", [-1, 2.0, "2", 10**400, None]),
+    ("engine_capacity", [-1, math.inf, math.nan, 16.0, "16", 10**400]),
+    ("engine_running", [-1, 0.5]),
+    ("trainer_tokens_per_s", [-1.0, math.nan, math.inf, "1"]),
+    ("trainer_update_s", [-1.0, math.nan, math.inf, None]),
+    ("trainer_groups_per_s", [math.nan]),
+    ("engine_tokens_per_s", [-0.1]),
+]
+
+
+@pytest.mark.parametrize(("name", "bad"), [(name, bad) for name, values in NO_NUMBERS for bad in values])
+def test_an_observation_that_is_none_is_refused_and_changes_nothing(name: str, bad: Any) -> None:
+    """The policy that was given it does, and has learned, what one does that was not."""
+    lengths = draw(range(20))
+    policy, reference = informed(), informed()
+    for one in (policy, reference):
+        one.submit(groups(range(20)))
+        one.observe(state(0.0))
+        for request in one.admit(8):
+            one.finish(request.request_id, lengths[request.request_id])
+    with pytest.raises(UsageError, match=rf"^{name}: must be .*, got .*; pass "):
+        policy.observe(replace(state(1.0, update_s=3.0, token_s=1e-3), **{name: bad}))
+    assert policy.history.trainer_token_s == reference.history.trainer_token_s == pytest.approx(1e-5)
+    assert play(policy, lengths) == play(reference, lengths)
+    assert policy.history.step_time.line() == reference.history.step_time.line()
+
+
+def test_something_else_than_an_observation_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^state: must be a PipelineState, got None"):
+        AdaptiveFrontierDispatch().observe(None)  # type: ignore[arg-type]
+
+
+def test_a_rate_next_to_nothing_is_not_learned() -> None:
+    policy = informed()
+    policy.observe(replace(state(0.0), trainer_tokens_per_s=1e-320))
+    assert policy.history.trainer_token_s == 1e-5
+
+
+@pytest.mark.parametrize("jump_s", [-100.0, -1.0, 1e300, 1e9])
+def test_one_glitch_of_the_clock_teaches_nothing_wrong(jump_s: float) -> None:
+    policy, running, now_s = AdaptiveFrontierDispatch(), [], 0.0
+    policy.submit(groups(range(40)))
+    while True:
+        policy.observe(state(now_s + (jump_s if now_s == 20.0 else 0.0), capacity=8))
+        running += policy.admit(8 - len(running))
+        if not running:
+            break
+        now_s += 1.0
+        policy.observe(state(now_s + (jump_s if now_s == 20.0 else 0.0), capacity=8))
+        for request in running[:2]:  # each runs four seconds
+            policy.finish(request.request_id, 200)
+        del running[:2]
+    line = policy.history.step_time.line()
+    assert line is not None
+    assert line[0] + line[1] == pytest.approx(STEP_S, rel=0.15)
+
+
+def raises(request: Request) -> Hashable:
+    raise KeyError("the caller's")
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "message"), [(lambda r: [1], UsageError, "^task: must"), (raises, KeyError, "caller's")]
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_task_that_fails_leaves_the_policy_as_it_was(task: Any, error: type[Exception], message: str, size: int) -> None:
+    answers = iter([task])  # the first time, then a good one
+    policy = AdaptiveFrontierDispatch(task=lambda request: next(answers, lambda r: "math")(request))
+    policy.submit(group(0, size))
+    policy.admit(size)
+    before = policy.snapshot()
+    with pytest.raises(error, match=message):
+        policy.finish("0/0", 5)
+    assert policy.snapshot() == before
+    for member in range(size):
+        policy.finish(f"0/{member}", 5)
+    assert policy.snapshot().num_groups == 0
+    assert policy.history.lengths.expect((1, 2, 3, 0), task="math").tokens == pytest.approx(5.0)
+
+
+def test_a_prompt_that_cannot_be_learned_is_refused_before_the_group_closes() -> None:
+    policy = AdaptiveFrontierDispatch()
+    policy.submit([Request(request_id="a", group_id=0, order=0, prompt_ids=[1, 2])])  # type: ignore[arg-type]
+    policy.admit(1)
+    with pytest.raises(UsageError, match=r"^prompt_ids: must be hashable for 'a', got \[1, 2\]; pass a tuple of ints"):
+        policy.finish("a", 5)
+    assert policy.snapshot().num_in_flight == 1
+    policy.finish("a")
+    assert policy.snapshot().num_groups == 0
+
+
+def test_a_width_beyond_every_float_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^frontier_width: must be .* or less"):
+        AdaptiveFrontierDispatch(10**400)
+
+
+@pytest.mark.parametrize("backlog", [0, 1, 2, 3, 9])
+def test_what_waits_for_the_trainer_is_what_ended_last(backlog: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of 10, 200 and 3,000 tokens have ended; half an update's time goes with each."""
+    seen: list[float] = []
+
+    def choose(pipeline: Pipeline, rest: Rest, *, reorder: bool) -> Plan:
+        seen.append(pipeline.trainer_free_s)
+        return Plan(rest.current, Width(pipeline.capacity, pipeline.capacity, 0), 0.0)
+
+    monkeypatch.setattr(_adaptive, "choose", choose)
+    policy = informed(expect=lambda request: Expected(tokens=50.0, error=0.1))
+    policy.submit(groups(range(3), 1))
+    for request, tokens in zip(policy.admit(3), (10, 200, 3000), strict=True):
+        policy.finish(request.request_id, tokens)
+    policy.submit(groups(range(3, 20)))
+    policy.observe(state(1.0, backlog=backlog, token_s=1e-3, update_s=4.0))
+    policy.admit(1)
+    expected_s = {0: 0.0, 1: 3.0 + 2.0, 2: 3.2 + 4.0, 3: 3.21 + 6.0, 9: 3.21 + 6.0}
+    assert seen == [pytest.approx(expected_s[backlog])]
 
 
 @pytest.mark.parametrize("width", [0, -3])
@@ -611,30 +731,78 @@ def test_a_group_that_comes_when_few_are_open_does_not_wait_for_the_patience_of_
     assert began[:6] == [899, 898, 897, 896, 900, 894]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_the_rest_of_a_group_that_has_begun_does_not_starve(known: bool) -> None:
+    """One slot, groups of two; lower orders keep coming once its first member is in. One is open at its turn: 2 may pass."""
+    policy = informed(expect=shorter_and_shorter) if known else AdaptiveFrontierDispatch()
+    policy.submit(group(1000, 2))
+    (running,) = policy.admit(1)
+    admitted = []
+    for order in range(30):
+        policy.submit(group(order, 2))
+        policy.observe(state(float(order)))
+        policy.finish(running.request_id, 20)
+        (running,) = policy.admit(1)
+        admitted.append(running.request_id)
+    assert "1000/1" in admitted[:5]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_group_that_gets_new_members_for_ever_starves_nobody(known: bool) -> None:
+    """Two are open when the fresh one comes: 4 turns may pass, each of one member here."""
+    policy = informed(expect=shorter_and_shorter) if known else AdaptiveFrontierDispatch()
+    policy.submit([*group(0, 1), *group(1, 1)])
+    (running,) = policy.admit(1)
+    admitted = []
+    for member in range(1, 30):
+        policy.submit([Request(request_id=f"0/{member}", group_id=0, order=0, member=member)])
+        policy.observe(state(float(member)))
+        policy.finish(running.request_id, 20)
+        (running,) = policy.admit(1)
+        admitted.append(running.request_id)
+    assert "1/0" in admitted[:4]
+
+
 # --- planted bugs
 
 
-class NeverPatient(_Patience):
-    def add(self, group: WaitingGroup, limit: int) -> None:
-        pass
+class NeverPatient(Patience):
+    def first(self) -> WaitingGroup | None:
+        return None
 
 
-class OldestOnly(_Patience):
-    """Looks at the oldest fresh group alone; the limit of a later one may be lower."""
+class OldestOnly(Patience):
+    """Looks at the oldest group alone; the limit of a later one may be lower."""
 
-    def add(self, group: WaitingGroup, limit: int) -> None:
-        self._ended.append((limit, group))
+    def first(self) -> WaitingGroup | None:
+        oldest = min(self._waits, key=self._waits.__getitem__)
+        late = super().first()
+        return late if late is oldest else None
 
-    def first(self, num_begun: int, fresh: Container[WaitingGroup]) -> WaitingGroup | None:
-        self._ended = [entry for entry in self._ended if entry[1] in fresh]
-        return self._ended[0][1] if self._ended and self._ended[0][0] <= num_begun else None
+
+class PatientWithFreshOnly(AdaptiveFrontierDispatch):
+    """Once something of a group was admitted, nobody looks after the rest."""
+
+    def _start_turn(self, first: WaitingGroup) -> WaitingGroup:
+        group = super()._start_turn(first)
+        self._patience.forget(group)
+        return group
+
+
+class NewMembersGoOn(AdaptiveFrontierDispatch):
+    """A turn lasts as long as anything of the group waits."""
+
+    def _next(self) -> WaitingGroup | None:
+        if self._turn is not None and self._turn.next_waiting():
+            return self._turn
+        return super()._next()
 
 
 class OneMemberOnly(AdaptiveFrontierDispatch):
     """A group whose patience has ended has one member admitted, and waits again."""
 
     def _next(self) -> WaitingGroup | None:
-        self._late = None
+        self._is_late = False
         return super()._next()
 
 
@@ -678,9 +846,22 @@ class PlansForTheEnginesOfNow(AdaptiveFrontierDispatch):
         self._width = plan.width
 
 
+class NothingWaitsForTheTrainer(AdaptiveFrontierDispatch):
+    def _backlog_s(self, state: PipelineState) -> float:
+        return 0.0
+
+
+class FirstOnesWaitForTheTrainer(AdaptiveFrontierDispatch):
+    def _backlog_s(self, state: PipelineState) -> float:
+        self._closed_tokens.reverse()
+        return super()._backlog_s(state)
+
+
 PLANTED: list[tuple[str, type, Callable[[], object]]] = [
-    ("_Patience", NeverPatient, test_lower_orders_that_keep_coming_do_not_starve_a_group),
-    ("_Patience", OldestOnly, test_a_group_that_comes_when_few_are_open_does_not_wait_for_the_patience_of_an_older_one),
+    ("Patience", NeverPatient, test_lower_orders_that_keep_coming_do_not_starve_a_group),
+    ("Patience", OldestOnly, test_a_group_that_comes_when_few_are_open_does_not_wait_for_the_patience_of_an_older_one),
+    ("AdaptiveFrontierDispatch", PatientWithFreshOnly, lambda: test_the_rest_of_a_group_that_has_begun_does_not_starve(False)),
+    ("AdaptiveFrontierDispatch", NewMembersGoOn, lambda: test_a_group_that_gets_new_members_for_ever_starves_nobody(False)),
     ("AdaptiveFrontierDispatch", OneMemberOnly, test_lower_orders_that_keep_coming_do_not_starve_a_group),
     ("AdaptiveFrontierDispatch", LearnsCancelled, test_lengths_of_a_cancelled_group_are_not_learned),
     ("AdaptiveFrontierDispatch", KeepsTheFlight, test_a_requeued_request_is_first_of_its_group_and_its_time_is_not_learned),
@@ -692,8 +873,15 @@ PLANTED: list[tuple[str, type, Callable[[], object]]] = [
 
 @pytest.mark.parametrize(("name", "bug", "test"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_found(name: str, bug: type, test: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_adaptive, "_Patience", bug if name == "_Patience" else _Patience)
-    if name != "_Patience":
+    monkeypatch.setattr(_adaptive, "Patience", bug if name == "Patience" else Patience)
+    if name != "Patience":
         monkeypatch.setitem(globals(), name, bug)
     with pytest.raises(AssertionError):
         test()
+
+
+@pytest.mark.parametrize("bug", [NothingWaitsForTheTrainer, FirstOnesWaitForTheTrainer])
+def test_a_planted_bug_in_the_backlog_is_found(bug: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "AdaptiveFrontierDispatch", bug)
+    with pytest.raises(AssertionError):
+        test_what_waits_for_the_trainer_is_what_ended_last(1, monkeypatch)

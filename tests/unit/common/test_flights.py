@@ -110,3 +110,46 @@ def test_an_engine_that_takes_no_time_breaks_nothing(line: tuple[float, float]) 
     tokens = flights.tokens("a")
     assert tokens is not None
     assert tokens >= 0
+
+
+class RecordsOccupancy(StepTime):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def learn(self, step_s: float, occupancy: float) -> None:
+        self.seen.append(occupancy)
+        super().learn(step_s, occupancy)
+
+
+def occupancies() -> list[float]:
+    """Of two that run together, at first while the step time is unknown: a tenth is busy with the one, two with both."""
+    flights = Flights(step_time := RecordsOccupancy())
+    flights.observe(state(0.0))
+    flights.admit([Request(request_id="early", group_id=0, order=0)])
+    flights.observe(state(4.0))
+    flights.admit([Request(request_id="late", group_id=0, order=0)])
+    flights.observe(state(8.0))
+    flights.finish("early", 400)  # 0.02 s a token: steps that were counted as seconds become 50 times as many
+    flights.observe(state(8.0))
+    flights.admit([])
+    flights.observe(state(12.0))
+    flights.finish("late", 400)
+    flights.observe(state(12.0))
+    return step_time.seen
+
+
+def test_what_was_counted_before_the_step_time_was_known_is_counted_alike() -> None:
+    assert occupancies() == pytest.approx([0.15, 0.15])
+
+
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a flight are counted anew and its occupancy is not."""
+
+    def rescale(self: Flights, scale: float) -> None:
+        self._steps, self._area = self._steps * scale, self._area * scale
+        for flight in self._flights.values():
+            flight.steps *= scale
+
+    monkeypatch.setattr(Flights, "_rescale", rescale)
+    assert occupancies()[1] != pytest.approx(0.15, rel=0.01)

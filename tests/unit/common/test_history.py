@@ -1,5 +1,6 @@
 """What a run has shown: the line of the step time."""
 
+import math
 import random
 
 import pytest
@@ -67,7 +68,7 @@ def test_neither_number_is_ever_negative(seed: int) -> None:
     rng, step_time = random.Random(seed), StepTime()
     for _ in range(50):
         occupancy = rng.random()
-        step_time.learn(max(occupancy * rng.lognormvariate(0.0, 1.0) - 0.1, 0.0), occupancy)  # a line through below 0
+        step_time.learn(max(occupancy * rng.lognormvariate(0.0, 1.0) - 0.1, 1e-6), occupancy)  # a line through below 0
         line = step_time.line()
         assert line is not None
         assert line[0] >= 0
@@ -79,3 +80,24 @@ def test_a_changed_engine_is_followed() -> None:
     for occupancy in spread(6000, seed=2):
         step_time.learn(3 * (BASE_S + SLOPE_S * occupancy), occupancy)
     assert step_time.line() == pytest.approx((3 * BASE_S, 3 * SLOPE_S), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "occupancy"),
+    [
+        (math.nan, 0.5),
+        (math.inf, 0.5),
+        (-0.1, 0.5),
+        (0.0, 0.5),
+        (1e200, 0.5),
+        (0.1, math.nan),
+        (0.1, math.inf),
+        (0.1, -0.1),
+        (0.1, 9.0),
+    ],
+)
+def test_what_cannot_be_is_not_learned(step_s: float, occupancy: float) -> None:
+    step_time = learned(spread(50))
+    before = step_time.line()
+    step_time.learn(step_s, occupancy)
+    assert step_time.line() == before

@@ -14,6 +14,7 @@ PURE_CORE_MODULES = (
     "_admission",
     "_adaptive",
     "_flights",
+    "_patience",
     "_plans",
     "_draws",
     "forecast",
