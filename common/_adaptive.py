@@ -144,7 +144,9 @@ class AdaptiveFrontierDispatch(Admission):
             self._num_left = 0
         if (seen := self._seen.pop(group, None)) is not None:
             self._closed_tokens.append(sum(seen.lengths))
-            self.history.lengths.learn(seen.prompt, seen.lengths, prompt_tokens=len(seen.prompt), task=seen.task)
+            self.history.lengths.learn(
+                seen.prompt or group.group_id, seen.lengths, prompt_tokens=len(seen.prompt), task=seen.task
+            )
 
     def _joined(self, group: WaitingGroup) -> None:
         self._push(group)
@@ -278,10 +280,8 @@ class AdaptiveFrontierDispatch(Admission):
     def _task_of(self, request: Request) -> Hashable:
         """Raises where task or prompt cannot be learned."""
         task = self._task(request)
-        for name, value, remedy in (
-            ("task", task, "return a string"),
-            ("prompt_ids", request.prompt_ids, "pass a tuple of ints"),
-        ):
+        checks = (("task", task, "return a string"), ("prompt_ids", request.prompt_ids, "pass a tuple of ints"))
+        for name, value, remedy in checks:
             try:
                 hash(value)
             except TypeError:
@@ -297,4 +297,5 @@ class AdaptiveFrontierDispatch(Admission):
 
     def _expect_from_history(self, request: Request) -> Expected:
         task = self._task_of(request)
-        return self.history.lengths.expect(request.prompt_ids, prompt_tokens=len(request.prompt_ids), task=task)
+        prompt = request.prompt_ids  # a request without them is of a prompt of its own
+        return self.history.lengths.expect(prompt or request.group_id, prompt_tokens=len(prompt), task=task)

@@ -186,6 +186,16 @@ def test_it_learns_within_the_round() -> None:
     assert not any(long[order] for order in end)
 
 
+def test_groups_without_prompt_ids_are_not_taken_for_visits_to_one_prompt() -> None:
+    history = History()
+    policy = AdaptiveFrontierDispatch(history=history)
+    requests = [Request(request_id=f"{o}/{m}", group_id=o, order=o, member=m) for o in range(20) for m in range(SIZE)]
+    policy.submit(requests)
+    play(policy, {request.request_id: 10 * (1 + request.order) for request in requests})
+    assert history.lengths.expect(19).tokens > 2 * history.lengths.expect(0).tokens
+    assert history.lengths.expect("never seen").error > 0.5
+
+
 def test_it_learns_across_rounds_through_the_history() -> None:
     lengths, history = draw(range(40)), History()
     first = AdaptiveFrontierDispatch(history=history)
