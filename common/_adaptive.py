@@ -296,6 +296,5 @@ class AdaptiveFrontierDispatch(Admission):
         return expected
 
     def _expect_from_history(self, request: Request) -> Expected:
-        task = self._task_of(request)
-        prompt = request.prompt_ids  # a request without them is of a prompt of its own
+        task, prompt = self._task_of(request), request.prompt_ids  # none: a prompt of its own
         return self.history.lengths.expect(prompt or request.group_id, prompt_tokens=len(prompt), task=task)
