@@ -51,7 +51,7 @@ def simulate_scenario(scenario: Scenario, schedules: Sequence[str], out: Path | 
     console.print(schedules_table(data))
     if out is not None:
         write_atomically(out / "compare.json", json.dumps(data, indent=1))
-        console.print(f"report: {write_compare_report(out)}", highlight=False, soft_wrap=True)
+        console.print(f"report: {write_compare_report(out)}", markup=False, highlight=False, soft_wrap=True)
     return data
 
 
@@ -82,7 +82,7 @@ def _simulate(scenario: Scenario, out: Path | None, console: Console) -> Simulat
     has_detail = num_requests <= MAX_DETAIL
     if not has_detail:
         limit = f"more than {MAX_DETAIL:,}: the timeline has no events of single ones"
-        console.print(f"{scenario.schedule}: {num_requests:,} requests, {limit}", highlight=False, soft_wrap=True)
+        console.print(f"{scenario.schedule}: {num_requests:,} requests, {limit}", markup=False, highlight=False, soft_wrap=True)
     return simulate(scenario, path=directory / "timeline.jsonl", has_detail=has_detail)
 
 
