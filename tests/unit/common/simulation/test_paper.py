@@ -175,11 +175,11 @@ def test_the_command_writes_every_setting_and_keeps_off_policy_apart(tmp_path: P
     ("words", "parts"),
     [
         (["papers"], ["SOURCE", "paper", "'papers'"]),
-        (["paper", "rounds=0"], ["rounds", "above 0", "0"]),
+        (["paper", "rounds=0"], ["rounds", "1 to 10,000", "0"]),
         (["paper", "rounds=1.5"], ["rounds", "whole number", "1.5"]),
         (["paper", "rounds=many"], ["rounds", "number", "'many'"]),
         (["paper", "seed=nan"], ["seed", "whole number"]),
-        (["paper", "order_spread=-1"], ["order_spread", "0 or more", "-1"]),
+        (["paper", "order_spread=-1"], ["order_spread", "0 to", "-1"]),
         (["paper", "order_spread=inf"], ["order_spread", "inf"]),
         (["paper", "request_order=sorted"], ["request_order", "grouped", "'sorted'"]),
         (["paper", "lr=1"], ["lr=1", "rounds", "order_spread"]),
