@@ -4,20 +4,23 @@ Exit codes: 0 success, 1 a failed run or check, 2 bad input (one line on stderr:
 130 interrupted. Commands live in `common.commands` and are imported when called.
 """
 
-import json
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from common.errors import ConfigError, InputError, RolloutPipeError, explain
+from common.errors import InputError, RolloutPipeError
 
 try:
     import typer
     from rich.console import Console
+
+    from common.commands.json_file import writable, write_json
 except ModuleNotFoundError as error:
     sys.exit(f"rolloutpipe: the command line needs the package {error.name}; install rolloutpipe[run]")
+
+_RECORDING = ("train", "compare")  # commands whose run directory is there while they run
 
 # Typer has brought its own click along since 0.20, so the classes are reached through what it exports.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
@@ -30,23 +33,7 @@ app = typer.Typer(
 )
 
 
-def _writable(path: Path | None) -> Path | None:
-    """Refused before a run, not after it."""
-    if path is not None:
-        existed = path.exists()
-        try:
-            path.open("a").close()
-        except (OSError, ValueError) as error:
-            cause = getattr(error, "strerror", None) or error
-            raise ConfigError(
-                explain("--json", "must be a file that can be written", str(path), f"check the path ({cause})")
-            ) from error
-        if not existed:
-            path.unlink()
-    return path
-
-
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=_writable, help="Write the result as JSON.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=writable, help="Write the result as JSON.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="key=value", help="Settings that replace the file's: rounds=4 training.lr=1e-4"),
@@ -73,16 +60,16 @@ def train(
         from common.commands.dry_run import plan_rows, plan_table
         from common.prepare import prepare
 
-        prepared = prepare(settings, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        prepared = prepare(settings, lambda line: _say(console, line))
         console.print(plan_table(settings, prepared))
-        _write_json(json_file, dict(plan_rows(settings, prepared)))
+        write_json(json_file, dict(plan_rows(settings, prepared)))
         return
     if resume is not None and (done := command.finished_result(settings, run_dir)) is not None:
         console.print(f"nothing to do: all {settings.rounds} rounds are done; more: rounds=N", highlight=False)
-        _write_json(json_file, done)
+        write_json(json_file, done)
         return
     result = command.train(settings, run_dir, console, resume=resume is not None)
-    _write_json(json_file, result.to_json())
+    write_json(json_file, result.to_json())
 
 
 @app.command()
@@ -99,7 +86,7 @@ def compare(
     from common.config import load_config
 
     names = command.parse_schedules(schedules)
-    _write_json(json_file, command.compare(load_config(config, overrides or []), names, Console()))
+    write_json(json_file, command.compare(load_config(config, overrides or []), names, Console()))
 
 
 @app.command()
@@ -113,7 +100,7 @@ def simulate(
     """Run the shipped policies and queue against modelled engines and trainer."""
     from common.commands.simulate import simulate_source
 
-    _write_json(json_file, simulate_source(source, overrides or [], schedules, out, Console()))
+    write_json(json_file, simulate_source(source, overrides or [], schedules, out, Console()))
 
 
 @app.command()
@@ -133,9 +120,11 @@ def parity(
     console = Console()
     names, num_updates = command.parse_losses(losses), command.parse_updates(updates)
     tolerances = command.Tolerances(gradients=grad_tolerance, params=param_tolerance)
-    given = parity_input(source, overrides or [], num_updates, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    given = parity_input(
+        source, overrides or [], num_updates, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
+    )
     result = command.parity(given, names, tolerances, console)
-    _write_json(json_file, result)
+    write_json(json_file, result)
     if not result["ok"]:
         raise typer.Exit(1)
 
@@ -148,7 +137,7 @@ def report(
     """Write report.html and trace.json of a run, also of one that still runs or was killed."""
     from common.commands.report import report as command
 
-    _write_json(json_file, command(run_dir, Console()))
+    write_json(json_file, command(run_dir, Console()))
 
 
 @app.command()
@@ -161,7 +150,7 @@ def plan(
     """How many devices to give to rollout and how many to training, for the shortest round."""
     from common.commands.plan import plan as command
 
-    _write_json(json_file, command(source, overrides or [], devices, Console()))
+    write_json(json_file, command(source, overrides or [], devices, Console()))
 
 
 @app.command(name="compile-check")
@@ -196,7 +185,7 @@ def compile_check(
         loss=loss,
     )
     result = command.check(setup, Console())
-    _write_json(json_file, result)
+    write_json(json_file, result)
     if not result["fits"]:
         raise typer.Exit(1)
 
@@ -214,7 +203,7 @@ def convert(
     """Convert weights between a Hugging Face directory and an Orbax directory, in the direction that SOURCE asks for."""
     from common.commands.convert import convert as command
 
-    _write_json(json_file, command(source, target, Console(), dtype=dtype, like=like))
+    write_json(json_file, command(source, target, Console(), dtype=dtype, like=like))
 
 
 @app.command()
@@ -223,9 +212,13 @@ def doctor(json_file: JsonFile = None) -> None:
     from common.commands.doctor import doctor as command
 
     result = command(Console())
-    _write_json(json_file, result)
+    write_json(json_file, result)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _config_or_override(config: Path | None, overrides: list[str] | None) -> tuple[Path | None, list[str]]:
@@ -233,11 +226,6 @@ def _config_or_override(config: Path | None, overrides: list[str] | None) -> tup
     if config is not None and "=" in str(config) and not config.exists():
         return None, [str(config), *(overrides or [])]
     return config, overrides or []
-
-
-def _write_json(path: Path | None, data: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> NoReturn:
@@ -261,7 +249,7 @@ def run(arguments: list[str]) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         code = int(app(arguments or ["--help"], standalone_mode=False) or 0)
-        return _interrupted() if code == 130 else code  # Typer's answer to Ctrl-C; before 0.20 it raised Abort
+        return _interrupted(arguments) if code == 130 else code  # Typer's answer to Ctrl-C; before 0.20 it raised Abort
     except _UsageError as error:
         return _fail(2, error.format_message())
     except InputError as error:
@@ -273,11 +261,12 @@ def run(arguments: list[str]) -> int:
     except ImportError as error:
         return _fail(2, f"a package that is needed for this is installed and cannot be imported ({error}); install it again")
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted()
+        return _interrupted(arguments)
 
 
-def _interrupted() -> int:
-    return _fail(130, "interrupted; what was recorded is in the run directory")
+def _interrupted(arguments: list[str]) -> int:
+    records = bool(arguments) and arguments[0] in _RECORDING
+    return _fail(130, "interrupted; what was recorded is in the run directory" if records else "interrupted; nothing was kept")
 
 
 def _fail(code: int, message: str) -> int:

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -21,10 +21,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):  # a list or a mapping: refused by SafeLoader, as no key can be one
+                continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is set twice", key.start_mark)
-            if isinstance(key.value, str):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -94,10 +95,26 @@ def _set(data: dict[str, Any], path: list[str], value: Any, key: str) -> dict[st
 
 def validate(model: type[Model], data: dict[str, Any]) -> Model:
     """Build `model`; the first fault becomes a ConfigError."""
+    _refuse_booleans(model, data, "")
     try:
         return model.model_validate(data)
     except ValidationError as error:
         raise ConfigError(_line(model, error)) from None
+
+
+def _refuse_booleans(model: type[BaseModel], data: dict[str, Any], prefix: str) -> None:
+    """Pydantic takes `true` for 1: whoever wrote it meant something else."""
+    for name, value in data.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            continue
+        types = (field.annotation, *get_args(field.annotation))
+        if isinstance(value, bool) and bool not in types and (int in types or float in types):
+            raise ConfigError(explain(prefix + name, "must be a number", value, "write it in digits"))
+        if isinstance(value, dict):
+            for inner in types:
+                if isinstance(inner, type) and issubclass(inner, BaseModel):
+                    _refuse_booleans(inner, value, f"{prefix}{name}.")
 
 
 def _line(model: type[BaseModel], error: ValidationError) -> str:

@@ -56,8 +56,8 @@ def compare(config: Config, schedules: list[str], console: Console) -> dict[str,
     write_atomically(root / "compare.json", json.dumps(table, indent=1))
     console.print(comparison_table(table))
     for line in contention_lines(table):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"report: {write_compare_report(root)}", highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"report: {write_compare_report(root)}", markup=False, highlight=False, soft_wrap=True)
     return table
 
 

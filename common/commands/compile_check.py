@@ -121,17 +121,19 @@ def _print_verdict(result: dict[str, Any], console: Console) -> None:
         f"{'fits' if result['fits'] else 'does not fit'}: {result['gib_per_chip']:.2f} GiB of {result['hbm_gib']:.2f} GiB a chip",
     ]
     for line in lines:
-        console.print(line, highlight=False)
+        console.print(line, markup=False, highlight=False)
     if not result["fits"]:
-        console.print("what to change (estimates from this result; check them with the command):", highlight=False)
+        console.print("what to change (estimates from this result; check them with the command):", markup=False, highlight=False)
     for each in result["advice"]:
         state = "fits" if each["fits"] else "not enough alone"
         console.print(
             f"- {each['what']}: about {each['estimated_gib']:.1f} of {each['hbm_gib']:.2f} GiB, {state}", highlight=False
         )
-        console.print(f"  rolloutpipe {each['command']}", highlight=False, soft_wrap=True)
+        console.print(f"  rolloutpipe {each['command']}", markup=False, highlight=False, soft_wrap=True)
     if not result["fits"] and not result["advice"]:
-        console.print("- nothing that this command can change is enough: use chips with more memory", highlight=False)
+        console.print(
+            "- nothing that this command can change is enough: use chips with more memory", markup=False, highlight=False
+        )
 
 
 def _count(field: str, value: int) -> int:

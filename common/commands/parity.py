@@ -93,8 +93,8 @@ def parity(given: ParityInput, losses: list[str], tolerances: Tolerances, consol
             is_ok &= not faults
             rows.append(_row(name, row, not faults))
             for fault in faults:
-                console.print(f"{name}, update {row.update}: {fault}", highlight=False, soft_wrap=True)
-    console.print(verdict_line(rows, is_ok, tolerances), highlight=False, soft_wrap=True)
+                console.print(f"{name}, update {row.update}: {fault}", markup=False, highlight=False, soft_wrap=True)
+    console.print(verdict_line(rows, is_ok, tolerances), markup=False, highlight=False, soft_wrap=True)
     return {
         "ok": is_ok,
         "grad_tolerance": tolerances.gradients,

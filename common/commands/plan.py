@@ -6,6 +6,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from common.config_errors import read_yaml, validate, with_overrides
 from common.figures import number, percent, seconds
@@ -29,9 +30,9 @@ def plan(source: Path, overrides: list[str], devices: int | None, console: Conso
     chosen = best(found)
     console.print(_table(config, found, chosen))
     best_line = f"* best: {chosen.rollout_devices} for rollout, {chosen.training_devices} for training"
-    console.print(f"{best_line}; {seconds(chosen.r2t_end_s)} a round", highlight=False, soft_wrap=True)
+    console.print(f"{best_line}; {seconds(chosen.r2t_end_s)} a round", markup=False, highlight=False, soft_wrap=True)
     assumed = ASSUMED.format(power=config.training.scaling_exponent)
-    console.print(assumed, highlight=False, soft_wrap=True)
+    console.print(assumed, markup=False, highlight=False, soft_wrap=True)
     return {
         "devices": config.devices,
         "schedule": config.schedule,
@@ -82,7 +83,7 @@ def _of_run(directory: Path) -> tuple[dict[str, Any], LengthModel]:
 
 def _table(config: SplitConfig, found: list[Split], chosen: Split) -> Table:
     title = f"{config.name}: {number(config.devices)} devices, schedule {config.schedule}"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", padding=(0, 1, 0, 0))
     table.add_column("rollout +\ntraining", no_wrap=True)
     for heading in ("round", "first\ndispatch", "waits", "rollout\nalone", "compute"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -16,10 +16,10 @@ def report(run_dir: Path, console: Console) -> dict[str, Any]:
     """Of a run, or of a comparison (a directory with compare.json). Raises DataError where neither is there."""
     if (run_dir / "compare.json").is_file():
         page = write_compare_report(run_dir)
-        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+        console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
         return {"report": str(page)}
     page, trace = write_report(run_dir), write_trace(run_dir)
-    console.print(f"report: {page}\ntrace:  {trace} (open it in Perfetto)", highlight=False, soft_wrap=True)
+    console.print(f"report: {page}\ntrace:  {trace} (open it in Perfetto)", markup=False, highlight=False, soft_wrap=True)
     rounds = collect_rounds(run_events(run_dir))
     return {
         "report": str(page),

@@ -13,7 +13,7 @@ PRESETS = ("paper",)
 
 def parse_schedules(text: str | None) -> tuple[str, ...]:
     """`serial,fgd`; all where nothing is given. Raises ConfigError for an unknown or repeated name."""
-    names = tuple(name.strip() for name in (text or ",".join(SCHEDULES)).split(",") if name.strip())
+    names = tuple(name.strip() for name in (",".join(SCHEDULES) if text is None else text).split(",") if name.strip())
     for name in names:
         if name not in SCHEDULES:
             rule = f"must be some of {','.join(SCHEDULES)}"
@@ -38,12 +38,21 @@ def simulate_source(
     if path.is_dir():
         return _predict(path, overrides, schedules, out, console)
     if path.is_file():
-        from common.simulation.scenario_file import load_scenario
-        from common.simulation.schedules import simulate_scenario
-
-        return dict(simulate_scenario(load_scenario(path, overrides), parse_schedules(schedules), out, console))
+        return _simulate_file(path, overrides, schedules, out, console)
     rule = f"must be a preset ({', '.join(PRESETS)}), a scenario file, or a directory that `compare` wrote"
     raise ConfigError(explain("SOURCE", rule, source, "check the name"))
+
+
+def _simulate_file(path: Path, overrides: list[str], schedules: str | None, out: Path | None, console: Console) -> dict[str, Any]:
+    """Under the schedules of `--schedules`, else under the file's `schedule` alone, else under all."""
+    from common.simulation.scenario_file import load_scenario, names_schedule
+    from common.simulation.schedules import simulate_scenario
+
+    if schedules is not None and any(text.startswith("schedule=") for text in overrides):
+        raise ConfigError(explain("schedule", "does not go with --schedules", schedules, "give one of the two"))
+    scenario = load_scenario(path, overrides)
+    is_alone = schedules is None and names_schedule(path, overrides)
+    return dict(simulate_scenario(scenario, (scenario.schedule,) if is_alone else parse_schedules(schedules), out, console))
 
 
 def _predict(path: Path, overrides: list[str], schedules: str | None, out: Path | None, console: Console) -> dict[str, Any]:

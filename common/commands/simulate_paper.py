@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from common.errors import ConfigError, explain
+from common.simulation.out_directory import new_directory
 from common.simulation.paper import FITTED, PaperSettings, paper_scenario
 from common.simulation.paper_figures import (
     FIRST_DISPATCH_S,
@@ -46,10 +46,9 @@ def simulate_paper(overrides: list[str], schedules: Sequence[str], out: Path | N
     `out`: a new directory for the first round's timeline of each row. Raises ConfigError for bad overrides.
     """
     settings = PaperSettings.parse(overrides)
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(explain("--out", "must be a new or an empty directory", str(out), "choose another, or remove it"))
     every = tuple(dict.fromkeys((*_NEEDED, *schedules)))
-    all_rows, off_policy = paper_rows(settings, every, out)
+    with new_directory(out):
+        all_rows, off_policy = paper_rows(settings, every, out)
     rows = [row for row in all_rows if row["schedule"] in schedules]
     for groups_per_round in GROUPS_PER_ROUND:
         console.print(_table(rows, off_policy, groups_per_round))

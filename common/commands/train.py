@@ -74,7 +74,7 @@ def _plain(value: object) -> object:
 
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
-    prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    prepared = prepare(config, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
     if resume:
         check_same_problems(newest_checkpoint(run_dir)[1], prepared.workload.content_hash)
     else:
@@ -89,7 +89,7 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
                 write_trace(run_dir.path)
                 write_report(run_dir.path)
     console.print(final_table(result.rounds, run_dir.path))
-    console.print(f"report: {run_dir.path / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"report: {run_dir.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     return result
 
 

@@ -9,7 +9,9 @@
     run.py        rounds from start to publish, and the timeline they leave
     scenario_file.py   scenarios from YAML, and in words
     schedules.py  one scenario under several schedules, side by side
+    out_directory.py   where those leave their files
 
+    event_check.py  a recorded timeline, checked
     recording.py  what a recorded run tells: lengths, prompts, how long each part took
     fit.py        its parts in numbers
     contention.py how much slower rollout and training are beside each other

@@ -1,6 +1,5 @@
 """Response lengths of a round, R x K whole numbers of tokens; the same for a seed and round whatever the schedule."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +11,8 @@ from common.errors import ConfigError, DataError, explain
 
 Lengths = NDArray[np.int64]
 Prompt = tuple[int, ...]
+MAX_TOKENS = 2**31  # of a response
+MAX_SIGMA = 10  # of a logarithm: one response in six is already e^10 times as long as the median
 
 
 class LengthModel(Protocol):
@@ -33,14 +34,14 @@ class LogNormalLengths:
     loop_share: float = 0.0  # of responses that run into the cap, whatever their prompt
 
     def __post_init__(self) -> None:
-        if not 0 < self.median < math.inf:
-            raise ConfigError(explain("lengths.median", "must be above 0", self.median, "raise it"))
+        if not 0 < self.median <= MAX_TOKENS:
+            raise ConfigError(explain("lengths.median", f"must be above 0 and at most {MAX_TOKENS:,}", self.median, "change it"))
         for name in ("prompt_sigma", "member_sigma"):
-            if not 0 <= getattr(self, name) < math.inf:
-                rule = "must be a number of 0 or more"
-                raise ConfigError(explain(f"lengths.{name}", rule, getattr(self, name), "raise it"))
-        if not self.cap >= 1:
-            raise ConfigError(explain("lengths.cap", "must be at least 1", self.cap, "raise it"))
+            if not 0 <= getattr(self, name) <= MAX_SIGMA:
+                rule = f"must be a number of 0 to {MAX_SIGMA}"
+                raise ConfigError(explain(f"lengths.{name}", rule, getattr(self, name), "change it"))
+        if not 1 <= self.cap <= MAX_TOKENS:
+            raise ConfigError(explain("lengths.cap", f"must be 1 to {MAX_TOKENS:,}", self.cap, "change it"))
         if not 0 <= self.loop_share <= 1:
             raise ConfigError(explain("lengths.loop_share", "must be between 0 and 1", self.loop_share, "change it"))
 

@@ -12,33 +12,43 @@ from typing import Any, get_args
 
 from common.config import GroupOrder, RequestOrder
 from common.errors import ConfigError, explain
-from common.simulation.lengths import LengthModel, LogNormalLengths
+from common.simulation.lengths import MAX_SIGMA, LengthModel, LogNormalLengths
 
+# What a scenario may ask for: beyond these the answer takes days or the memory of the machine, and is most likely a slip.
+MAX_ROUNDS = 10_000
+MAX_REQUESTS = 10_000_000  # of a round
+MAX_REPLICAS = 100_000
+MAX_CAPACITY = 1_000_000
+MAX_PROMPT_TOKENS = 10_000_000
+MAX_NUMBER = 1_000_000_000  # of seconds, and of what else is measured
 SCHEDULES = ("serial", "cgp", "fgd", "fgd-strict", "adaptive")
 
 
 def check_number(field_: str, value: Any, rule: str, ok: bool) -> None:
     """Raises ConfigError unless `value` is a finite number and `ok`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not ok:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not ok or not math.isfinite(value):
         raise ConfigError(explain(field_, rule, value, "change it"))
 
 
-def _check_count(prefix: str, owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        check_number(prefix + name, value, "must be a whole number above 0", isinstance(value, int) and value > 0)
+def check_count(field_: str, value: Any, least: int, most: int) -> None:
+    """Raises ConfigError unless `value` is a whole number from `least` to `most`."""
+    is_within = isinstance(value, int) and least <= value <= most
+    check_number(field_, value, f"must be a whole number of {least:,} to {most:,}", is_within)
 
 
 def _check_positive(prefix: str, owner: object, *names: str) -> None:
+    rule = f"must be a number above 0 and at most {MAX_NUMBER:,}"
     for name in names:
         value = getattr(owner, name)
-        check_number(prefix + name, value, "must be a number above 0", isinstance(value, int | float) and value > 0)
+        check_number(prefix + name, value, rule, isinstance(value, int | float) and 0 < value <= MAX_NUMBER)
 
 
-def _check_not_negative(prefix: str, owner: object, *names: str) -> None:
+def _check_not_negative(prefix: str, owner: object, *names: str, most: int = MAX_NUMBER) -> None:
     for name in names:
         value = getattr(owner, name)
-        check_number(prefix + name, value, "must be a number of 0 or more", isinstance(value, int | float) and value >= 0)
+        rule = f"must be a number of 0 to {most:,}"
+        check_number(prefix + name, value, rule, isinstance(value, int | float) and 0 <= value <= most)
 
 
 def _check_choice(field_: str, value: object, choices: Sequence[str]) -> None:
@@ -58,7 +68,8 @@ class EngineModel:
     kv_tokens: int | None = None  # tokens of key-value memory of one replica; None: no limit
 
     def __post_init__(self) -> None:
-        _check_count("engine.", self, "replicas", "capacity")
+        check_count("engine.replicas", self.replicas, 1, MAX_REPLICAS)
+        check_count("engine.capacity", self.capacity, 1, MAX_CAPACITY)
         _check_positive("engine.", self, "step_s")
         _check_not_negative("engine.", self, "step_per_request_s", "prefill_s_per_token")
         if self.kv_tokens is not None:
@@ -77,7 +88,8 @@ class VerifierModel:
     sigma: float = 0.0  # of the logarithm
 
     def __post_init__(self) -> None:
-        _check_not_negative("verifier.", self, "seconds", "sigma")
+        _check_not_negative("verifier.", self, "seconds")
+        _check_not_negative("verifier.", self, "sigma", most=MAX_SIGMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,19 +135,23 @@ class Scenario:
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("request_order", self.request_order, get_args(RequestOrder))
         _check_choice("group_order", self.group_order, get_args(GroupOrder))
-        _check_count("", self, "rounds", "groups_per_round", "responses_per_group", "groups_per_update")
-        is_count = isinstance(self.prompt_tokens, int) and self.prompt_tokens >= 0
-        check_number("prompt_tokens", self.prompt_tokens, "must be a whole number of 0 or more", is_count)
+        check_count("rounds", self.rounds, 1, MAX_ROUNDS)
+        for name in ("groups_per_round", "responses_per_group", "groups_per_update"):
+            check_count(name, getattr(self, name), 1, MAX_REQUESTS)
+        check_count("prompt_tokens", self.prompt_tokens, 0, MAX_PROMPT_TOKENS)
         _check_not_negative("", self, "publish_s", "order_spread")
         if self.frontier_width is not None:
-            ok = isinstance(self.frontier_width, int) and self.frontier_width >= 1
-            check_number("frontier_width", self.frontier_width, "must be at least 1", ok)
+            check_count("frontier_width", self.frontier_width, 1, MAX_REQUESTS)
+        if self.groups_per_round * self.responses_per_group > MAX_REQUESTS:
+            rule = f"times responses_per_group ({self.responses_per_group}) must be at most {MAX_REQUESTS:,} requests"
+            raise ConfigError(explain("groups_per_round", rule, self.groups_per_round, "lower one of them"))
         if self.groups_per_update > self.groups_per_round:
             rule = f"must be at most groups_per_round ({self.groups_per_round})"
             raise ConfigError(explain("groups_per_update", rule, self.groups_per_update, "lower it"))
-        check_number("contention", self.contention, "must be a number of 1 or more", self.contention >= 1)
+        is_factor = isinstance(self.contention, int | float) and 1 <= self.contention <= MAX_NUMBER
+        check_number("contention", self.contention, f"must be a number of 1 to {MAX_NUMBER:,}", is_factor)
         if self.predictor_error is not None:
-            _check_not_negative("", self, "predictor_error")
+            _check_not_negative("", self, "predictor_error", most=MAX_SIGMA)
 
     @property
     def capacity(self) -> int:

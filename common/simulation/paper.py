@@ -21,7 +21,7 @@ import numpy as np
 from common.config import RequestOrder
 from common.errors import ConfigError, explain
 from common.simulation.lengths import LogNormalLengths
-from common.simulation.models import EngineModel, Scenario, TrainerModel, check_number
+from common.simulation.models import MAX_NUMBER, MAX_ROUNDS, EngineModel, Scenario, TrainerModel, check_count, check_number
 from common.simulation.paper_figures import (
     FRONTIER_WIDTH,
     GROUPS_PER_UPDATE,
@@ -87,9 +87,10 @@ class PaperSettings:
         return cls(**values)  # type: ignore[arg-type]  # checked below
 
     def __post_init__(self) -> None:
-        check_number("rounds", self.rounds, "must be a whole number above 0", isinstance(self.rounds, int) and self.rounds > 0)
-        check_number("seed", self.seed, "must be a whole number", isinstance(self.seed, int))
-        check_number("order_spread", self.order_spread, "must be a number of 0 or more", self.order_spread >= 0)
+        check_count("rounds", self.rounds, 1, MAX_ROUNDS)
+        check_number("seed", self.seed, "must be a whole number of 0 or more", isinstance(self.seed, int) and self.seed >= 0)
+        is_spread = isinstance(self.order_spread, int | float) and 0 <= self.order_spread <= MAX_NUMBER
+        check_number("order_spread", self.order_spread, f"must be a number of 0 to {MAX_NUMBER:,}", is_spread)
         if self.request_order not in ("grouped", "interleaved", "shuffled"):
             rule = "must be grouped, interleaved or shuffled"
             raise ConfigError(explain("request_order", rule, self.request_order, "use grouped"))

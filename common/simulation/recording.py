@@ -15,8 +15,8 @@ from common.config import Config, load_config
 from common.errors import DataError, explain
 from common.metrics import RoundMetrics, collect_rounds
 from common.report.groups import read_groups, round_path
-from common.report.rundir import run_events
 from common.rundir import RunDir
+from common.simulation.event_check import check_whole_round, checked_events
 from common.simulation.lengths import Lengths, Prompt
 from common.timeline import Event, group_number
 
@@ -62,7 +62,7 @@ class Recording:
 
 def read_recording(directory: Path, field: str) -> Recording:
     """Of a run directory; `field` is what an error calls it. Raises DataError and says what is missing."""
-    events = list(run_events(directory))
+    events = checked_events(directory, field)
     run_dir = RunDir(directory)
     for path in (run_dir.config, run_dir.groups):
         if not path.exists():
@@ -96,6 +96,7 @@ def _events_of(events: Sequence[Event], index: int) -> list[Event]:
 def _round(run_dir: RunDir, config: Config, metrics: RoundMetrics, events: list[Event], field: str) -> RecordedRound:
     lengths, prompts = _sampled(run_dir, metrics.round, (config.groups_per_round, config.responses_per_group), field)
     prompt_lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+    check_whole_round(events, metrics.round, config.groups_per_round, field)
     complete = {event["group"]: event["tokens"] for event in events if event["kind"] == "group_complete"}
     accumulated = [event for event in events if event["kind"] == "compute" and event["phase"] == "accumulate"]
     return RecordedRound(

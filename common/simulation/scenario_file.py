@@ -55,14 +55,24 @@ def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
     for name, model in _PARTS.items():
         values[name] = model(**values[name].model_dump())
     values["lengths"] = _lengths(values["lengths"])
+    if values["seed"] < 0:
+        raise ConfigError(explain("seed", "must be 0 or more", values["seed"], "choose another"))
     return Scenario(**values)
+
+
+def names_schedule(path: Path, overrides: Sequence[str] = ()) -> bool:
+    """Whether the file or an override sets `schedule`."""
+    return "schedule" in with_overrides(read_yaml(path), list(overrides))
 
 
 def _lengths(section: Section) -> LengthModel:
     values = section.model_dump()
     run_dir = values.pop("from_run")
-    if run_dir is None:
+    if "from_run" not in section.model_fields_set:
         return LogNormalLengths(**values)
+    if not run_dir:
+        rule = "must be a run directory with recorded groups/"
+        raise ConfigError(explain(_FROM_RUN, rule, run_dir, "give the directory that `train` printed, or leave it out"))
     if others := sorted(section.model_fields_set - {"from_run"}):
         rule = "must stand alone: recorded lengths have no parameters"
         raise ConfigError(explain(_FROM_RUN, rule, run_dir, f"remove it, or remove {', '.join(others)}"))

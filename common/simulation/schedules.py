@@ -20,6 +20,7 @@ from common.metrics import summarize
 from common.report.compare import write_compare_report
 from common.rundir import write_atomically
 from common.simulation.models import SCHEDULES, Scenario
+from common.simulation.out_directory import new_directory
 from common.simulation.run import SimulatedRun, simulate
 from common.simulation.scenario_file import describe
 
@@ -41,17 +42,16 @@ def simulate_scenario(scenario: Scenario, schedules: Sequence[str], out: Path | 
     """Each round's FIGURES and their medians by schedule; prints the medians.
 
     `out`: a directory that gets a run directory for each schedule, compare.json and report.html. Raises ConfigError for an
-    unknown or repeated schedule, and where `out` holds runs already.
+    unknown or repeated schedule, and where `out` holds something already or cannot be made. An interrupted one leaves nothing.
     """
     scenarios = _with_schedules(scenario, schedules)
-    if out is not None:
-        _check_new(out)
-    runs = [_simulate(one, out, console) for one in scenarios]
-    data = {"simulated": True, "scenario": describe(scenario), "schedules": [_row(run) for run in runs]}
-    console.print(schedules_table(data))
-    if out is not None:
-        write_atomically(out / "compare.json", json.dumps(data, indent=1))
-        console.print(f"report: {write_compare_report(out)}", highlight=False, soft_wrap=True)
+    with new_directory(out):
+        runs = [_simulate(one, out, console) for one in scenarios]
+        data = {"simulated": True, "scenario": describe(scenario), "schedules": [_row(run) for run in runs]}
+        console.print(schedules_table(data))
+        if out is not None:
+            write_atomically(out / "compare.json", json.dumps(data, indent=1))
+            console.print(f"report: {write_compare_report(out)}", markup=False, highlight=False, soft_wrap=True)
     return data
 
 
@@ -66,11 +66,6 @@ def _with_schedules(scenario: Scenario, schedules: Sequence[str]) -> list[Scenar
     return [replace(scenario, schedule=name) for name in schedules]
 
 
-def _check_new(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(explain("--out", "must be a new or an empty directory", str(out), "choose another, or remove it"))
-
-
 def _simulate(scenario: Scenario, out: Path | None, console: Console) -> SimulatedRun:
     if out is None:
         return simulate(scenario)
@@ -82,7 +77,7 @@ def _simulate(scenario: Scenario, out: Path | None, console: Console) -> Simulat
     has_detail = num_requests <= MAX_DETAIL
     if not has_detail:
         limit = f"more than {MAX_DETAIL:,}: the timeline has no events of single ones"
-        console.print(f"{scenario.schedule}: {num_requests:,} requests, {limit}", highlight=False, soft_wrap=True)
+        console.print(f"{scenario.schedule}: {num_requests:,} requests, {limit}", markup=False, highlight=False, soft_wrap=True)
     return simulate(scenario, path=directory / "timeline.jsonl", has_detail=has_detail)
 
 

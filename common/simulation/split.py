@@ -25,7 +25,7 @@ from common.simulation.run import simulate
 class RolloutRates(Section):
     """The engines as measured: exactly one of `tokens_per_s` and `step_s`."""
 
-    devices: int = Field(ge=1)  # measured with
+    devices: int = Field(ge=1, le=1_000_000)  # measured with
     devices_per_replica: int = Field(1, ge=1)  # tensor parallel
     capacity: int = Field(64, ge=1)  # requests in flight on one replica
     tokens_per_s: float | None = Field(None, gt=0)  # of all replicas, each full; a step then takes as long with fewer running
@@ -55,6 +55,9 @@ class RolloutRates(Section):
             given = {"tokens_per_s": self.tokens_per_s, "step_s": self.step_s}
             rule = "exactly one of tokens_per_s and step_s must be set"
             raise ConfigError(explain("rollout", rule, given, "give the rate of all full engines together"))
+        if self.tokens_per_s is not None and self.step_per_request_s:
+            rule = "goes with rollout.step_s: a rate says nothing of how a step grows"
+            raise ConfigError(explain("rollout.step_per_request_s", rule, self.step_per_request_s, "remove it, or give step_s"))
         if self.devices % self.devices_per_replica:
             rule = f"must divide rollout.devices ({self.devices})"
             raise ConfigError(explain("rollout.devices_per_replica", rule, self.devices_per_replica, "use a divisor of it"))
@@ -64,7 +67,7 @@ class RolloutRates(Section):
 class TrainingRates(Section):
     """The trainer as measured: exactly one of `tokens_per_s` and `token_s`; seconds per group and update come on top."""
 
-    devices: int = Field(ge=1)  # measured with
+    devices: int = Field(ge=1, le=1_000_000)  # measured with
     devices_multiple: int = Field(1, ge=1)  # tensor parallel: devices beyond a multiple lie idle
     tokens_per_s: float | None = Field(None, gt=0)  # response tokens
     token_s: float | None = Field(None, ge=0)
@@ -103,7 +106,7 @@ class SplitConfig(Section):
     """What `plan` needs to know, from a file or from a run; `key=value` overrides both."""
 
     name: str = "plan"
-    devices: int = 2  # the budget
+    devices: int = Field(2, le=10_000)  # the budget
     schedule: str = "fgd"
     rounds: int = Field(4, ge=1, le=1000)  # simulated for each split; figures are their medians
     groups_per_round: int = Field(32, ge=1, le=1_000_000)

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from common.config import WorkloadConfig
@@ -49,32 +49,46 @@ def load_problems(
     rows = read_rows(config, reward_function) if rows is None else rows
     prompts = build_prompts(config, tokenizer, rows)
     limit = min((n for n in (max_prompt_tokens, config.max_prompt_tokens) if n is not None), default=None)
-    problems: dict[str, Problem] = {}
-    examples: dict[tuple[str, str], dict[str, Any]] = {}
-    num_filtered = num_duplicates = 0
-    for row, (prompt, ids) in zip(rows, prompts, strict=True):
-        if not ids:
-            raise DataError(explain(row.place, "must give a prompt of at least one token", prompt, "repair or remove the row"))
-        problem_id = _digest(config.name, prompt, row.gold)
-        if limit is not None and len(ids) > limit:
-            num_filtered += 1
-        elif problem_id in problems:
-            num_duplicates += 1
-        else:
-            task = row.task if config.answer_pattern is None else {**row.task, "answer_pattern": config.answer_pattern}
-            problems[problem_id] = Problem(problem_id=problem_id, prompt=prompt, prompt_ids=tuple(ids), task=task)
-            examples.setdefault((task["workload"], json.dumps(task.get("options"), sort_keys=True)), task)
-    if not problems:
+    chosen = _choose(config, zip(rows, prompts, strict=True), limit)
+    if not chosen.problems:
         rule = f"leaves no problem: all {len(rows)} prompts are longer"
         raise DataError(explain("workload.max_prompt_tokens", rule, limit, "raise it, or shorten workload.prompt_template"))
     return Workload(
         name=config.name,
-        problems=tuple(problems.values()),
-        num_filtered=num_filtered,
-        num_duplicates=num_duplicates,
-        content_hash=_digest(config.name, config.answer_pattern, *problems),
-        examples=tuple(examples.values()),
+        problems=tuple(chosen.problems.values()),
+        num_filtered=chosen.num_filtered,
+        num_duplicates=chosen.num_duplicates,
+        content_hash=_digest(config.name, config.answer_pattern, *chosen.problems),
+        examples=tuple(chosen.examples.values()),
     )
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """What is kept of the rows, by id and by kind of task, and how many are not."""
+
+    problems: dict[str, Problem] = field(default_factory=dict)
+    examples: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    num_filtered: int = 0
+    num_duplicates: int = 0
+
+
+def _choose(config: WorkloadConfig, prompted: Iterable[tuple[Row, tuple[str, list[int]]]], limit: int | None) -> _Chosen:
+    """Rows with (prompt, token ids): those within the limit, each problem once."""
+    chosen = _Chosen()
+    for row, (prompt, ids) in prompted:
+        if not ids:
+            raise DataError(explain(row.place, "must give a prompt of at least one token", prompt, "repair or remove the row"))
+        problem_id = _digest(config.name, prompt, row.gold)
+        if limit is not None and len(ids) > limit:
+            chosen.num_filtered += 1
+        elif problem_id in chosen.problems:
+            chosen.num_duplicates += 1
+        else:
+            task = row.task if config.answer_pattern is None else {**row.task, "answer_pattern": config.answer_pattern}
+            chosen.problems[problem_id] = Problem(problem_id=problem_id, prompt=prompt, prompt_ids=tuple(ids), task=task)
+            chosen.examples.setdefault((task["workload"], json.dumps(task.get("options"), sort_keys=True)), task)
+    return chosen
 
 
 def _rows(config: WorkloadConfig, *, needs_gold: bool) -> Iterator[Row]:

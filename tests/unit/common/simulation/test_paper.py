@@ -10,7 +10,7 @@ import pytest
 
 from common import cli
 from common.errors import ConfigError
-from common.metrics import collect_rounds
+from common.metrics import RoundMetrics, collect_rounds
 from common.report.rundir import run_events
 from common.simulation import paper_fit
 from common.simulation.off_policy import one_step_off
@@ -18,6 +18,7 @@ from common.simulation.paper import FITTED, ORDER_SPREAD, PaperSettings, expecte
 from common.simulation.paper_figures import COMPUTE_S, R2T_END_S
 from common.simulation.paper_marks import further_figures, marks
 from common.simulation.paper_table import Row, finder, first_group_share, gap_s, order_rows, paper_rows
+from common.simulation.run import simulate
 
 QUICK = PaperSettings(rounds=4)
 
@@ -142,6 +143,47 @@ def test_asynchronous_training_is_never_more_than_one_round_off() -> None:
     assert one_step_off([2.0], [3.0]).period_s == 5.0
 
 
+# The arithmetic of the rows, done again from the rounds themselves.
+
+GAP_S = (0.142 * 647.0 - (647.0 - 586.4)) / (1 - 0.142)  # the paper's ratio, total and compute of LSAT-AR, R = 96
+
+
+def mean_of(rounds: Sequence[RoundMetrics], name: str) -> float:
+    return sum(getattr(one, name) for one in rounds) / len(rounds)
+
+
+def test_rows_are_what_their_rounds_say() -> None:
+    settings = PaperSettings(rounds=2)
+    rows, off_policy = paper_rows(settings, ("fgd",))
+    assert pytest.approx(36.45, abs=0.005) == GAP_S
+    for row, other in zip(rows, off_policy, strict=True):
+        place = (row["workload"], row["groups_per_round"])
+        serial, fgd = (simulate(paper_scenario(*place, schedule, settings)).rounds for schedule in ("serial", "fgd"))
+        serial_s, fgd_s, ratio = mean_of(serial, "r2t_end_s"), mean_of(fgd, "r2t_end_s"), mean_of(fgd, "waiting_ratio")
+        assert row["r2t_end_s"] == pytest.approx(fgd_s)
+        assert row["reduction_vs_serial"] == pytest.approx((serial_s - fgd_s) / serial_s)
+        assert row["waiting_ratio_with_gap"] == pytest.approx((ratio * fgd_s + GAP_S) / (fgd_s + GAP_S))
+        # Rollout 1 runs beside training 0; training 1 waits for the later of the two.
+        (sampled, trained), (sampled_1, trained_1) = ((one.rollout_s or 0.0, one.trainer_compute_s) for one in serial)
+        period_s = max(sampled + sampled_1, sampled + trained) + trained_1 - (sampled + trained)
+        assert other["period_s"] == pytest.approx(period_s)
+        assert other["reduction_vs_serial"] == pytest.approx((serial_s - period_s) / serial_s)
+        assert (other["workload"], other["groups_per_round"]) == place
+
+
+def test_a_share_of_the_saving_is_what_its_rounds_say() -> None:
+    settings = PaperSettings(rounds=1)
+    for row in order_rows(settings):
+        place = (row["workload"], row["groups_per_round"])
+        order = replace(settings, request_order=row["request_order"], order_spread=row["order_spread"])
+        serial, fgd, cgp = (
+            simulate(paper_scenario(*place, schedule, one)).rounds[0].r2t_end_s or 0.0
+            for schedule, one in (("serial", settings), ("fgd", settings), ("cgp", order))
+        )
+        assert row["r2t_end_s"] == pytest.approx(cgp)
+        assert row["cgp_share"] == pytest.approx((serial - cgp) / (serial - fgd))
+
+
 def test_the_command_writes_every_setting_and_keeps_off_policy_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "paper", "rounds=1", "--schedules", "fgd,adaptive", "--out", str(tmp_path / "out")]
     assert cli.run([*words, "--json", str(tmp_path / "one.json")]) == 0
@@ -175,11 +217,15 @@ def test_the_command_writes_every_setting_and_keeps_off_policy_apart(tmp_path: P
     ("words", "parts"),
     [
         (["papers"], ["SOURCE", "paper", "'papers'"]),
-        (["paper", "rounds=0"], ["rounds", "above 0", "0"]),
+        (["paper", "rounds=0"], ["rounds", "1 to 10,000", "0"]),
         (["paper", "rounds=1.5"], ["rounds", "whole number", "1.5"]),
         (["paper", "rounds=many"], ["rounds", "number", "'many'"]),
         (["paper", "seed=nan"], ["seed", "whole number"]),
-        (["paper", "order_spread=-1"], ["order_spread", "0 or more", "-1"]),
+        (["paper", "seed=-1"], ["seed", "0 or more", "-1"]),
+        (["paper", "rounds=1e300"], ["rounds", "1 to 10,000"]),
+        (["paper", "rounds=true"], ["rounds", "number", "'true'"]),
+        (["paper", "--schedules", ""], ["--schedules", "once", "''"]),
+        (["paper", "order_spread=-1"], ["order_spread", "0 to", "-1"]),
         (["paper", "order_spread=inf"], ["order_spread", "inf"]),
         (["paper", "request_order=sorted"], ["request_order", "grouped", "'sorted'"]),
         (["paper", "lr=1"], ["lr=1", "rounds", "order_spread"]),
