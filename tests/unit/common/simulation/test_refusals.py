@@ -14,6 +14,7 @@ from sim_lab import record_compare
 from common import cli
 from common.commands.json_file import write_json
 from common.commands.simulate import parse_schedules
+from common.errors import ConfigError
 from common.simulation import schedules
 from common.simulation.lengths import LogNormalLengths
 from common.simulation.models import EngineModel, Scenario, TrainerModel, VerifierModel
@@ -71,6 +72,14 @@ def test_what_no_machine_has_and_what_is_not_clear_is_refused(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(words, capsys).startswith(said)
+
+
+def test_the_requests_of_a_round_are_limited_together() -> None:
+    """Not simulated: where the limit is broken it would take the machine's memory."""
+    rule = r"groups_per_round: times responses_per_group \(8\) must be at most 10,000,000 requests, got 1250001; "
+    with pytest.raises(ConfigError, match=rule):
+        Scenario(groups_per_round=1_250_001, responses_per_group=8)
+    assert Scenario(groups_per_round=1_250_000, responses_per_group=8).groups_per_round == 1_250_000
 
 
 @pytest.mark.parametrize("key", ["? [1, 2]\n: 3", "? {a: 1}\n: 3", "3: 4", "~: 4", "true: 2", "2020-01-01: 3", "1.5: 3"])
