@@ -73,7 +73,9 @@ def _rules(event: Event) -> dict[str, _Rule]:
     if rules is None:
         return {"kind": _TEXT, "t": _NUMBER}
     group = {"group": _GROUP} if kind == "compute" and event.get("phase") == "accumulate" else {}
-    return {"t": _NUMBER, "round": _WHOLE, **rules, **group}
+    # Weight version 0 is published before the first round.
+    of_round = {} if kind == "publish" and "round" not in event else {"round": _WHOLE}
+    return {"t": _NUMBER, **of_round, **rules, **group}
 
 
 def check_whole_round(events: Sequence[Event], index: int, num_groups: int, field: str) -> None:

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from common.config import load_config
 from common.report.groups import StoredGroup, read_groups
 from common.rundir import RunDir, newest_checkpoint
+from common.simulation.event_check import checked_events
 from common.timeline import Event, read_timeline
 from tests.integration.tiny_models import sums_model
 
@@ -129,6 +130,10 @@ def test_the_adaptive_policy_plans_once_it_has_seen_lengths_and_speeds(proof: Pr
     for plan in plans:
         assert 1 <= plan["width"]["first"] <= capacity and 1 <= plan["width"]["rest"] <= capacity
         assert plan["order"] and 0 < plan["waiting"] <= GROUPS
+
+
+def test_a_calibration_reads_the_timeline_of_a_real_run(proof: Proof) -> None:
+    assert len(checked_events(proof.run_dir.path, "RUN_DIR")) == len(proof.events)
 
 
 def test_books_balance(proof: Proof) -> None:

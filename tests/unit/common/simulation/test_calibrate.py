@@ -182,3 +182,14 @@ def test_too_few_events_are_refused_with_their_number(name: str, tmp_path: Path)
 def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="COMPARE_DIR: needs a serial part"):
         predict(tmp_path / "nowhere")
+
+
+def test_a_real_run_publishes_version_0_before_its_first_round(tmp_path: Path) -> None:
+    record_compare(tmp_path, BASE, ["serial", "cgp", "fgd"])
+    without = predict_compare(tmp_path, Console(quiet=True))
+    for schedule in ("serial", "cgp", "fgd"):
+        path = tmp_path / schedule / "timeline.jsonl"
+        first, *others = path.read_text().splitlines()
+        publish = {"t": 0.0, "kind": "publish", "start": 0.0, "phase": "transfer", "version": 0}
+        path.write_text("\n".join([first, json.dumps(publish), *others]) + "\n")
+    assert predict_compare(tmp_path, Console(quiet=True)) == without
