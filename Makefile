@@ -6,7 +6,7 @@
 # make parity   50 updates on the torch and the JAX trainer, and the same answers from both models (5 minutes)
 # make smollm2  a real model of 135 M parameters in JAX and in transformers (2 minutes)
 # make speed    tokens a second of the JAX and of the torch trainer (3 minutes)
-# make bench    the scheduling core at a million requests, the controller's own time, a simulated round of 800,000 (4 minutes)
+# make bench    the scheduling core at a million requests, the controller's own time, a simulated round of 800,000 (10 minutes)
 # make paper    the paper's settings simulated, on three seeds, against their marks; refits what is fitted (2 minutes)
 # make grid     all schedules in 72 simulated regimes and in 54 others, against marks and a lower bound (8 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
