@@ -83,9 +83,10 @@ def compare(
 ) -> None:
     """Run the same prompts from the same weights under each schedule, side by side."""
     from common.commands import compare as command
+    from common.commands.schedules import parse_schedules
     from common.config import load_config
 
-    names = command.parse_schedules(schedules)
+    names = parse_schedules(schedules)
     write_json(json_file, command.compare(load_config(config, overrides or []), names, Console()))
 
 

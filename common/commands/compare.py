@@ -2,16 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from common.commands.train import train
-from common.config import Config, Schedule
+from common.config import Config
 from common.config_errors import validate
-from common.errors import ConfigError, explain
 from common.metrics import RoundMetrics, summarize
 from common.report.compare import write_compare_report
 from common.run import RunResult
@@ -28,18 +27,6 @@ FIGURES = (
     "rollout_s",
     "tokens",
 )
-
-
-def parse_schedules(text: str) -> list[str]:
-    """`serial,cgp,fgd`; raises ConfigError for an unknown or repeated name."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    known = get_args(Schedule)
-    for name in names:
-        if name not in known:
-            raise ConfigError(explain("--schedules", f"must be some of {','.join(known)}", name, "separate them with commas"))
-    if not names or len(set(names)) != len(names):
-        raise ConfigError(explain("--schedules", "must name each schedule once", text, "for example serial,cgp,fgd"))
-    return names
 
 
 def compare(config: Config, schedules: list[str], console: Console) -> dict[str, Any]:

@@ -5,22 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
+from common.commands.schedules import parse_schedules
 from common.errors import ConfigError, explain
-from common.simulation.models import SCHEDULES
 
 PRESETS = ("paper",)
-
-
-def parse_schedules(text: str | None) -> tuple[str, ...]:
-    """`serial,fgd`; all where nothing is given. Raises ConfigError for an unknown or repeated name."""
-    names = tuple(name.strip() for name in (",".join(SCHEDULES) if text is None else text).split(",") if name.strip())
-    for name in names:
-        if name not in SCHEDULES:
-            rule = f"must be some of {','.join(SCHEDULES)}"
-            raise ConfigError(explain("--schedules", rule, name, "separate them with commas"))
-    if not names or len(set(names)) != len(names):
-        raise ConfigError(explain("--schedules", "must name each schedule once", text, "for example serial,cgp,fgd"))
-    return names
 
 
 def simulate_source(

@@ -13,7 +13,7 @@ from sim_lab import record_compare
 
 from common import cli
 from common.commands.json_file import write_json
-from common.commands.simulate import parse_schedules
+from common.commands.schedules import parse_schedules
 from common.errors import ConfigError
 from common.simulation import schedules
 from common.simulation.lengths import LogNormalLengths
