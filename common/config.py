@@ -5,12 +5,15 @@ nothing downstream checks again. `None` means off. Messages: field as typed, rul
 (`common.config_errors` turns pydantic's into ours).
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from common.config_eval import EvalConfig
+from common.config_rewards import RewardConfig
+from common.config_section import Section
+from common.config_workload import WorkloadConfig
 from common.errors import ConfigError, explain
 from common.records import Sampling
 
@@ -22,72 +25,12 @@ DType = Literal["float32", "bfloat16"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Section(BaseModel):
-    """Base of all sections: frozen; unknown keys, infinity and NaN refused (a deadline that never comes is none)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
-
-
 class ModelConfig(Section):
     """The policy's starting weights: exactly one of `path` and `recipe`."""
 
     path: str | None = None  # a Hugging Face model directory: config.json, tokenizer, safetensors
-    recipe: Literal["quickstart", "long_sums"] | None = None  # built once by a short supervised warm-up, then cached
+    recipe: Literal["quickstart", "long_sums", "smollm2"] | None = None  # made once, then cached: warmed up here, or fetched
     recipe_options: dict[str, Any] = {}  # overrides of the recipe's settings
-
-
-class WorkloadConfig(Section):
-    """Where the problems come from."""
-
-    name: str = "reasoning_gym:chain_sum"  # `reasoning_gym:NAME`, `reasoning_gym:mix`, or `jsonl` (GSM8K schema by default)
-    options: dict[str, Any] = {}  # keyword arguments of the reasoning-gym data set; of a mix: {datasets: [{name, weight, ...}]}
-    size: int = Field(1000, ge=1, le=10_000_000)  # problems to generate (reasoning-gym only); repeats are dropped and counted
-    seed: int = 0  # of the generated problems, and of the shuffle
-    path: str | None = None  # of the JSON lines file
-    question_field: str = "question"
-    answer_field: str = "answer"
-    prompt_template: str = "{question}"  # text around the question; `{question}` is replaced
-    question_pattern: str | None = None  # regular expression; its first group replaces the question
-    answer_pattern: str | None = None  # first group of its last match is the answer; None: the rule of `common.rewards.answers`
-    use_chat_template: bool = False  # through the tokenizer's own chat template
-    max_prompt_tokens: int | None = Field(
-        None, ge=1
-    )  # longer prompts are dropped at load and counted; None: what the model allows
-    when_short: Literal["wrap", "short", "stop"] = (
-        "wrap"  # fewer problems left than R: start over, take a short round, or end the run
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for field in ("question_pattern", "answer_pattern"):
-            check_pattern(f"workload.{field}", getattr(self, field))
-        if "{question}" not in self.prompt_template:
-            rule = "must contain {question}"
-            raise ConfigError(explain("workload.prompt_template", rule, self.prompt_template, "add it where the question goes"))
-        if (self.name == "jsonl") != (self.path is not None):
-            rule = "must be set for the workload jsonl, and only for it"
-            raise ConfigError(explain("workload.path", rule, self.path, f"workload.name is {self.name}"))
-        return self
-
-
-def check_pattern(field: str, pattern: str | None) -> None:
-    """Raises ConfigError unless `pattern` is None or a regular expression with a group."""
-    try:
-        groups = 1 if pattern is None else re.compile(pattern).groups
-    except re.error as error:
-        raise ConfigError(explain(field, "must be a regular expression", pattern, str(error))) from None
-    if groups < 1:
-        raise ConfigError(explain(field, "must have a group", pattern, "put parentheses around what is wanted"))
-
-
-class RewardConfig(Section):
-    """How responses are scored."""
-
-    # Dotted path `package.module:function` of (task, response) -> reward or (reward, reason); None: the workload's own
-    function: str | None = None
-    workers: int = Field(1, ge=1)  # killable verifier processes
-    timeout_s: float = Field(5.0, gt=0)  # wall clock of one call
-    memory_mb: int = Field(2048, ge=64)  # address space of a worker beyond that of its start; an answer that needs more gets 0
 
 
 class SamplingConfig(Section):
@@ -204,6 +147,7 @@ class Config(Section):
     training: TrainingConfig = TrainingConfig()
     limits: LimitsConfig = LimitsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
 
     @property
     def update_groups(self) -> int:

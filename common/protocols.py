@@ -136,6 +136,7 @@ class Problem:
     prompt: str  # as the model sees it, chat template applied
     prompt_ids: tuple[int, ...]
     task: dict[str, Any]  # plain JSON values for the scorer: {"workload": name, "gold": ..., ...}
+    content_hash: str = ""  # of question and gold alone: equal for the same row under another template, or in another file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to sample. Log-probs are those of the distribution sampled, so truncation is refused (design section 3)."""
+    """How to sample. What is trained needs the log-probs of the distribution sampled: no truncation there (design section 3)."""
 
     temperature: float = 1.0
     max_tokens: int = 256  # tokens of a response, the stop token included
@@ -64,14 +64,19 @@ class Sampling:
     top_k: int = 0  # 0: off
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
+    is_trained: bool = True  # False: for evaluation alone, so temperature 0 (greedy) and truncation are allowed
 
     def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(explain("sampling.max_tokens", "must be at least 1", self.max_tokens, "raise it"))
+        if self.is_trained:
+            self._check_trained()
+
+    def _check_trained(self) -> None:
         if not self.temperature > 0:
             raise ConfigError(
                 explain("sampling.temperature", "must be above 0", self.temperature, "use 1.0 for the model's own distribution")
             )
-        if self.max_tokens < 1:
-            raise ConfigError(explain("sampling.max_tokens", "must be at least 1", self.max_tokens, "raise it"))
         for name, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
             value = getattr(self, name)
             if value != neutral:

@@ -99,10 +99,10 @@ class VerifierPool:
         """One try. Raises BrokenProcessPool where the pool as a whole is gone, which no single answer is to blame for."""
         start = time.monotonic()
         try:
-            return await self._result(pool, pool.schedule(worker.score, args=(task, response), timeout=self._config.timeout_s))
+            return await self._result(pool, pool.schedule(worker.score, args=(task, response), timeout=self._config.limit_s))
         except TimeoutError:
-            reason = f"no verdict within {self._config.timeout_s:g} s"
-            return Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=self._config.timeout_s)
+            reason = f"no verdict within {self._config.limit_s:g} s"
+            return Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=self._config.limit_s)
         except ProcessExpired as error:
             reason = f"the worker ended with {_exit_name(error.exitcode)}"
         except RuntimeError as error:  # of `schedule`, where the pool broke a moment ago

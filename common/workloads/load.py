@@ -86,7 +86,13 @@ def _choose(config: WorkloadConfig, prompted: Iterable[tuple[Row, tuple[str, lis
             chosen.num_duplicates += 1
         else:
             task = row.task if config.answer_pattern is None else {**row.task, "answer_pattern": config.answer_pattern}
-            chosen.problems[problem_id] = Problem(problem_id=problem_id, prompt=prompt, prompt_ids=tuple(ids), task=task)
+            chosen.problems[problem_id] = Problem(
+                problem_id=problem_id,
+                prompt=prompt,
+                prompt_ids=tuple(ids),
+                task=task,
+                content_hash=_digest(row.question, row.gold),
+            )
             chosen.examples.setdefault((task["workload"], json.dumps(task.get("options"), sort_keys=True)), task)
     return chosen
 

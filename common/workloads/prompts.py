@@ -21,11 +21,12 @@ _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.j
 
 def build_prompts(config: WorkloadConfig, tokenizer: Any, rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
     """Prompt and token ids of each row. Raises DataError where `question_pattern` finds nothing, ConfigError without template."""
-    texts = [config.prompt_template.replace("{question}", _question(config.question_pattern, row)) for row in rows]
-    if config.use_chat_template:
+    template = config.prompt_template or "{question}"
+    texts = [template.replace("{question}", _question(config.question_pattern, row)) for row in rows]
+    if config.is_chat:
         texts = [_chat(tokenizer, text) for text in texts]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    start = [] if config.use_chat_template else _bos(tokenizer)
+    start = [] if config.is_chat else _bos(tokenizer)
     return [(text, [*start, *ids]) for text, ids in zip(texts, encoded, strict=True)]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from common.config import WorkloadConfig
+from common.config import Config, WorkloadConfig
+from common.config_errors import validate
 from common.errors import ConfigError, DataError
 from common.records import Verdict
 from common.rewards.scorers import score
@@ -91,10 +92,10 @@ def test_with_a_reward_function_rows_need_no_answer(tmp_path: Path) -> None:
     assert problem.task == {"workload": "jsonl", "gold": None, "row": {"question": "a", "tests": [1]}}
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "chain_sum", "reasoning-gym:chain_sum"])
+@pytest.mark.parametrize("name", ["gsm9k", "chain_sum", "reasoning-gym:chain_sum"])
 def test_an_unknown_workload_names_the_choices(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^workload\.name: must be `jsonl`, `reasoning_gym:NAME`"):
-        load_problems(WorkloadConfig(name=name), Letters())
+    with pytest.raises(ConfigError, match=r"^workload\.name: must be one of lsat_ar, .*, jsonl, reasoning_gym:NAME, got"):
+        validate(Config, {"model": {"path": "m"}, "workload": {"name": name}})
 
 
 @pytest.mark.parametrize(
