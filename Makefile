@@ -54,8 +54,8 @@ parity: $(STAMP)
 	$(BIN)/python benchmarks/parity_50.py
 
 smollm2: $(STAMP)
-	scripts/smollm2 $(BIN)/python $(CACHE)/smollm2
-	ROLLOUTPIPE_SMOLLM2=$(CACHE)/smollm2 $(BIN)/python -m pytest -m slow -s tests/unit/jax/test_smollm2.py
+	$(BIN)/python -m rolloutpipe_torch.pretrained $(CACHE)/models/smollm2-135m-instruct
+	ROLLOUTPIPE_SMOLLM2=$(CACHE)/models/smollm2-135m-instruct $(BIN)/python -m pytest -m slow -s tests/unit/jax/test_smollm2.py
 
 speed: $(STAMP)
 	$(BIN)/python benchmarks/trainer_speed.py

@@ -112,7 +112,7 @@ def find_model(config: Config, report: Callable[[str], None] = lambda line: None
             raise DataError(explain("model.path", "must be a model directory", config.model.path, remedy))
         return path
     return Path(
-        importlib.import_module("rolloutpipe_torch.warmup").find_or_build(
+        importlib.import_module("rolloutpipe_torch.recipes").find_or_make(
             config.model.recipe, config.model.recipe_options, report
         )
     )

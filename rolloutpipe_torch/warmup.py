@@ -25,7 +25,6 @@ import importlib.metadata
 import itertools
 import json
 import math
-import os
 import random
 import re
 import tempfile
@@ -42,6 +41,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from common.cache import models_dir
 from common.errors import ConfigError, explain
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -385,8 +385,7 @@ def find_or_build(recipe: str, options: Mapping[str, Any], report: Callable[[str
     The cache is `ROLLOUTPIPE_CACHE`, by default `~/.cache/rolloutpipe`. Raises ConfigError for an unknown option.
     """
     settings = settings_from(recipe, options)
-    cache = Path(os.environ.get("ROLLOUTPIPE_CACHE") or Path.home() / ".cache" / "rolloutpipe")
-    directory = cache / "models" / f"{recipe}-{cache_key(settings)}"
+    directory = models_dir() / f"{recipe}-{cache_key(settings)}"
     if not directory.exists():
         start = time.monotonic()
         report(f"building the model {recipe} once: {settings.steps} supervised steps, about a minute")
