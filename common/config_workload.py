@@ -83,6 +83,12 @@ class WorkloadConfig(Section):
         elif (self.path is None) == (self.dataset is None):
             remedy = "set workload.path to a file in its schema, or workload.dataset to a Hugging Face id"
             raise ConfigError(explain("workload", f"exactly one of path and dataset must be set for {self.name}", given, remedy))
+        for field in ("fields", "where"):
+            if getattr(self, field) and self.is_generated:
+                raise ConfigError(explain(f"workload.{field}", "is for data from files", getattr(self, field), "remove it"))
+        if self.fields and self.name == JSONL:
+            rule = f"is for {', '.join(SCHEMAS)}"
+            raise ConfigError(explain("workload.fields", rule, self.fields, "use workload.question_field and answer_field"))
         for field in ("dataset_config", "split"):
             if getattr(self, field) is not None and self.dataset is None:
                 raise ConfigError(explain(f"workload.{field}", "is of a data set", getattr(self, field), "set workload.dataset"))

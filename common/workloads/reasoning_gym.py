@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from common.config import WorkloadConfig
+from common.config_workload import WorkloadConfig
 from common.errors import ConfigError, explain
 from common.workloads.plain import encode
 from common.workloads.rows import Row
@@ -121,4 +121,5 @@ def _row(part: _Part, index: int) -> Row:
         question=entry["question"],
         gold=None if gold is None else str(gold),
         task=task,
+        category=part.name,
     )
