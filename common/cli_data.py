@@ -15,12 +15,16 @@ app.add_typer(workloads, name="workloads")
 
 
 @workloads.callback()
-def list_workloads(context: typer.Context, json_file: JsonFile = None) -> None:
+def list_workloads(
+    context: typer.Context,
+    generated: Annotated[bool, typer.Option("--generated", help="Also list the data sets of reasoning-gym.")] = False,
+    json_file: JsonFile = None,
+) -> None:
     """List the workloads; `workloads show NAME` shows one."""
     if context.invoked_subcommand is None:
         from common.commands.workloads import list_workloads as command
 
-        write_json(json_file, command(Console()))
+        write_json(json_file, command(Console(), has_generated=generated))
 
 
 @workloads.command()

@@ -14,6 +14,7 @@ from common.protocols import Problem
 from common.workloads.catalog import CATALOG
 from common.workloads.load import Workload, load_problems
 from common.workloads.prompts import load_tokenizer
+from common.workloads.reasoning_gym import data_set_names
 
 _PERCENTILES = (0, 50, 90, 95, 99, 100)
 
@@ -33,13 +34,17 @@ class _Characters:
         return {"input_ids": [list(map(ord, text)) for text in texts]}
 
 
-def list_workloads(console: Console) -> dict[str, Any]:
-    """Every workload with its schema, source, licence and checker."""
+def list_workloads(console: Console, *, has_generated: bool = False) -> dict[str, Any]:
+    """Every workload with its schema, source, licence and checker; with `has_generated` the names of reasoning-gym too."""
     for workload in CATALOG:
         console.print(f"[bold]{workload.name}[/bold]  {workload.about}", highlight=False, soft_wrap=True)
         for name in ("schema", "source", "licence", "checker"):
             console.print(f"  {name:8} {getattr(workload, name)}", markup=False, highlight=False, soft_wrap=True)
-    return {"workloads": [workload.to_json() for workload in CATALOG]}
+    result: dict[str, Any] = {"workloads": [workload.to_json() for workload in CATALOG]}
+    if has_generated:
+        result["generated"] = data_set_names()
+        _line(console, f"reasoning-gym: {', '.join(result['generated'])}")
+    return result
 
 
 def show_workload(source: str, overrides: list[str], rows: int, model: Path | None, console: Console) -> dict[str, Any]:

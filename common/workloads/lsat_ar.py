@@ -24,8 +24,9 @@ def _split(record: Record) -> Iterable[Record]:
     if not record.has("questions"):
         yield record
         return
-    passage = record.text("passage")
+    record.text("passage")
     questions = record.value("questions")
+    shared = {name: value for name, value in record.values.items() if name != record.name("questions")}
     if not isinstance(questions, list) or not questions:
         raise record.fault("questions", "must be a list of questions")
     for index, question in enumerate(questions):
@@ -33,7 +34,7 @@ def _split(record: Record) -> Iterable[Record]:
         if not isinstance(question, dict):
             rule = "must be one JSON object"
             raise DataError(explain(f"{record.place}.{place}", rule, question, "write {...} with its fields"))
-        yield record.part(place, {record.name("passage"): passage, **question})
+        yield record.part(place, {**shared, **question})
 
 
 def _read(record: Record) -> Row:

@@ -49,6 +49,13 @@ def generate_rows(config: WorkloadConfig) -> Iterator[Row]:
         next_index[choice] += 1
 
 
+def data_set_names() -> list[str]:
+    """All that can stand after `reasoning_gym:`, the mix aside."""
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(set(DATASETS) - {"composite"})
+
+
 def _mix_specs(options: dict[str, Any]) -> list[Any]:
     specs = options.get("datasets")
     if set(options) != {"datasets"} or not isinstance(specs, list) or not specs:
@@ -100,7 +107,7 @@ def _settings_class(name: str, field: str) -> type:
 
     if name == "composite" or name not in DATASETS:
         near = f"use {PREFIX}{MIX}" if name == "composite" else _nearest(name, DATASETS)
-        remedy = near or "`workloads show` lists the names"
+        remedy = near or "`rolloutpipe workloads --generated` lists the names"
         raise ConfigError(explain(field, "must be a reasoning-gym data set", name, remedy))
     return DATASETS[name][1]
 

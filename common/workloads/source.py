@@ -25,7 +25,7 @@ SCHEMA_OF: dict[str, Schema] = {
 
 
 def read_rows(config: WorkloadConfig, reward_function: str | None = None) -> Source:
-    """All rows, and what was left out. With a `reward_function`, rows need no answer, and those that they have are not judged.
+    """All rows, and what was left out. With a `reward_function`, rows need no answer, and its checker's reading is not asked for.
 
     Raises ConfigError for settings, DataError for rows (they are named) and where no row is left.
     """

@@ -47,6 +47,14 @@ def test_every_workload_is_listed_with_schema_source_licence_and_checker(
         assert all(one[field] and one[field] in out for field in ("name", "about", "schema", "source", "licence", "checker"))
 
 
+def test_the_generated_ones_are_listed_on_demand(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "--generated", "--json", tmp_path / "out.json")
+    names = json.loads((tmp_path / "out.json").read_text())["generated"]
+    assert code == 0
+    assert {"chain_sum", "gcd"} <= set(names) and "composite" not in names
+    assert "chain_sum, " in out
+
+
 def test_without_a_model_prompts_are_bare_and_that_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", [scibench("3.5", "$10^{-19} \\mathrm{~J}$"), scibench()])
     out, result = shown(capsys, tmp_path, "sci_xw", f"path={path}", "--rows", 1)

@@ -36,6 +36,7 @@ def test_a_passage_has_many_questions_and_some_have_four_options(tmp_path: Path)
     assert [p.task["gold"] for p in workload.problems] == ["B", "D"]
     assert workload.problems[1].task["choices"] == four  # a label is taken off only where all have their own
     assert workload.num_rows == 2
+    assert len(load("lsat_ar", [ar_lsat(ar_question())], tmp_path, where={"passageId": [1]}).problems) == 1  # of the passage
 
 
 @pytest.mark.parametrize(
