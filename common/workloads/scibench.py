@@ -10,7 +10,8 @@ answer_number beyond the tolerance that answers are given (5 %), contradicts its
 import re
 from fractions import Fraction
 
-from common.workloads.numbers import power_of_ten, read_decimal, read_latex, scale, write
+from common.rewards import numbers
+from common.workloads.numbers import read_decimal, scale, write
 from common.workloads.records import BadGold, Record
 from common.workloads.rows import LeftOut, Row, Schema
 
@@ -22,7 +23,7 @@ CONTRADICTION = "answer_number and answer_latex contradict each other"
 def _read(record: Record) -> Row | LeftOut:
     problem = record.text("problem_text").strip()
     unit = _unit(record.optional_text("unit"))
-    power = power_of_ten(unit) or 0
+    power = numbers.power_of_ten(unit)
     gold = record.gold_text("answer_number")
     if gold is not None:
         number = read_decimal(gold)
@@ -55,8 +56,8 @@ def _unit(text: str) -> str:
 def _asked_unit(unit: str) -> str:
     if not unit:
         return ""
-    power = power_of_ten(unit)
-    if power is not None:
+    power = numbers.power_of_ten(unit)
+    if power != 0:
         ten = f"$10^{{{power}}}$"
         alone = unit.strip("$ ").replace("{", "").replace("}", "") == f"10^{power}"
         if alone:
@@ -67,11 +68,9 @@ def _asked_unit(unit: str) -> str:
 
 
 def _contradicts(latex: str, number: Fraction, power: int) -> bool:
-    value = read_latex(latex)
-    if value is None:
-        return False
-    meant = (number, number * Fraction(10) ** power)  # some give the power in both fields
-    return all(abs(value - one) > TOLERANCE * max(abs(value), abs(one)) for one in meant)
+    value = None if "=" in latex else numbers.read(latex)  # with names, there may be several
+    meant = (number, number * Fraction(10) ** power)  # some rows give the power in both fields
+    return value is not None and all(abs(value.value - one) > TOLERANCE * max(abs(value.value), abs(one)) for one in meant)
 
 
 SCHEMA = Schema(fields=("problem_text", "answer_number", "answer_latex", "unit", "source"), read=_read, template=TEMPLATE)

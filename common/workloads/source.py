@@ -3,10 +3,10 @@
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from common.config_workload import JSONL, WorkloadConfig
 from common.errors import ConfigError, DataError, explain
+from common.rewards.checkers import gold_fault
 from common.workloads import gsm8k, jsonl, lsat_ar, math500, olympiad, reasoning_gym, scibench
 from common.workloads.files import read_files
 from common.workloads.hub import read_data_set
@@ -103,16 +103,7 @@ def _check_fields(config: WorkloadConfig, schema: Schema) -> None:
 
 
 def _check_gold(row: Row) -> None:
-    fault = _gold_fault(row.task)
+    fault = gold_fault(row.task)
     if fault is not None:
         remedy = "repair the row, or set workload.on_bad_gold=skip"
         raise BadGold(explain(row.place, f"must have an answer that can be checked ({fault})", row.gold, remedy))
-
-
-def _gold_fault(task: dict[str, Any]) -> str | None:
-    try:
-        from common.rewards.checkers import gold_fault  # type: ignore[import-not-found, unused-ignore]
-    except ModuleNotFoundError:
-        return None
-    fault: str | None = gold_fault(task)
-    return fault

@@ -268,3 +268,16 @@ def test_named_workloads_need_no_answer_with_a_reward_function_either(tmp_path: 
     with pytest.raises(DataError, match="must have the field answer"):
         load_problems(config, Letters())
     assert load_problems(config, Letters(), reward_function="my_rewards:score").problems[0].task["gold"] is None
+
+
+def test_an_answer_that_the_checker_cannot_read_stops_or_is_skipped(tmp_path: Path) -> None:
+    rows = [{"problem": "a", "answer": "\\frac{1}{2}"}, {"problem": "b", "answer": "\\frac{1}{2"}]
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:2: must have an answer that can be checked \(.*braces.*workload\.on_bad_gold=skip"
+    ):
+        load_rows("math500", rows, tmp_path)
+    workload = load_rows("math500", rows, tmp_path, on_bad_gold="skip")
+    assert (len(workload.problems), workload.num_bad_golds) == (1, 1)
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    config = WorkloadConfig(name="math500", path=str(path))
+    assert len(load_problems(config, Letters(), reward_function="my_rewards:score").problems) == 2  # it judges for itself

@@ -137,6 +137,7 @@ def test_scibench_golds_are_exact_values_and_the_prompt_states_the_unit(
         ("1.44", "$\\frac{36}{125}$\r\n", True),
         ("2.7", "$2.7 \\times 10^{17}$", False),  # the unit's power in both fields
         ("0.444", "$\\frac{41}{90}$", False),  # within 5 %
+        ("999.5", "$T_1 = 999.5$, $T_2 = 433$", False),
         ("30", "$74.8^\\circ$, $5.2^\\circ$", False),  # not one number
         ("0.3333333", "1/3", False),
         ("-1.5", "$-1.5$", False),
