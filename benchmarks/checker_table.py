@@ -21,13 +21,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from shared import where
 
-from benchmarks.shared import where  # noqa: E402
-from common.rewards import latex, numbers  # noqa: E402
-from common.rewards.checkers import check  # noqa: E402
-from common.rewards.lists import items  # noqa: E402
+from common.rewards import latex, numbers
+from common.rewards.checkers import check
+from common.rewards.lists import items
 
 Task = dict[str, Any]
 Variant = Callable[[Task], Iterator[str]]
