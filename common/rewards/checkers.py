@@ -210,7 +210,8 @@ def _tolerances(task: dict[str, Any], count: int) -> list[Tolerance]:
     given = task.get("tolerance")
     if given is None:
         return [None] * count
-    found = [_tolerance(part) for part in (given if isinstance(given, list) else re.split(r"\s*,\s*", str(given).strip()))]
+    parts = re.split(r"\s*,\s*", given.strip()) if isinstance(given, str) else given if isinstance(given, list) else [given]
+    found = [_tolerance(part) for part in parts]
     if len(found) not in (1, count):
         raise ValueError(f"has {len(found)} values for {count} answers")
     return found * count if len(found) == 1 else found
