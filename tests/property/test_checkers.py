@@ -1,4 +1,4 @@
-"""Any text gets a verdict: random text, LaTeX-like text, direction marks, surrogates, NUL, full-width digits, depth and length."""
+"""Any text gets a verdict: random, like LaTeX, with direction marks, surrogates, NUL, full-width digits, deep, or long."""
 
 from typing import Any
 
@@ -25,11 +25,12 @@ TASKS: list[dict[str, Any]] = [
     {"workload": "olyphys", "gold": ["$k \\geqslant 2$"], "unit": "%"},
     {"workload": "jsonl", "gold": "7"},
 ]
-PIECES = (
-    r"\boxed{ \fbox{ { } \{ \} ( ) [ ] | \frac \frac{ \sqrt[ \sqrt \left( \right) \text{ \pm \mp \cup \in \le < > = \approx \cdot \times ^ ^{ _ _{"
-    r" 1 2.5 .5 007 1e9 -3 10^ e i x M \pi \alpha \infty \sin \log_ ! % \% , ; & \\ \begin{pmatrix} \end{pmatrix} ' $ / + - * ** ° × 10⁻¹ ３ and or"
-).split(" ")
-LATEX = st.lists(st.sampled_from([*PIECES, " "]), max_size=40).map("".join)
+PIECES = r"""
+    \boxed{ \fbox{ { } \{ \} ( ) [ ] | \frac \frac{ \sqrt[ \sqrt \left( \right) \text{ \pm \mp \cup \in \le < > = \approx \cdot \times
+    ^ ^{ _ _{ 1 2.5 .5 007 1e9 -3 10^ e i x M \pi \alpha \infty \sin \log_ ! % \% , ; & \\ \begin{pmatrix} \end{pmatrix} ' $ / + - * **
+    ° × 10⁻¹ ３ and or
+"""
+LATEX = st.lists(st.sampled_from([*PIECES.split(), " "]), max_size=40).map("".join)
 TEXT = st.text(st.characters(exclude_categories=()), max_size=80)  # surrogates, marks and NUL among them
 RESPONSES = st.one_of(
     TEXT,

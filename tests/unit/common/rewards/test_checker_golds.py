@@ -39,24 +39,15 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "math500/math500_test.json": [
         {"answer": answer}
         for answer in [
-            r"\frac{14}{3}",
-            "p - q",
-            r"\text{Evelyn}",
-            r"90^\circ",
-            "x=5",
-            "1,-2",
-            "52_8",
-            r"1 \pm \sqrt{19}",
-            "(3,4]",
-        ]
-        + [
-            r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}",
-            r"10,\!080",
-            r"\$32,\!348",
-            r"5.4 \text{ cents}",
-            r"x \in [-2,7]",
-            "6m",
-            r"2\pi",
+            *[r"\frac{14}{3}", "p - q", r"\text{Evelyn}", r"90^\circ", "x=5", "1,-2", "52_8", r"1 \pm \sqrt{19}", "(3,4]", "6m"],
+            *[
+                r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}",
+                r"10,\!080",
+                r"\$32,\!348",
+                r"5.4 \text{ cents}",
+                r"x \in [-2,7]",
+                r"2\pi",
+            ],
         ]
     ],
 }
@@ -92,7 +83,7 @@ def missed(table: Any, variants: dict[str, Callable[..., Any]], golds: dict[str,
 
 def test_rows_made_up_in_all_variants(table: Any, made_up: Path) -> None:
     golds = table.golds(made_up)
-    assert sum(map(len, golds.values())) == 35
+    assert sum(map(len, golds.values())) == 36
     assert missed(table, table.RIGHT, golds, is_right=True) == []
     assert missed(table, table.WRONG, golds, is_right=False) == []
 
@@ -116,23 +107,22 @@ def test_every_real_gold_made_wrong_is_refused(table: Any, data_dir: Path, name:
 
 
 def test_real_golds_in_all_other_variants(table: Any, data_dir: Path) -> None:
-    """All of MATH-500, OlympiadBench and the sciences, and a part of the larger ones."""
-    golds = {
-        name: tasks[:: {"lsat_ar": 29, "gsm8k": 11, "sci_xw": 3}.get(name, 1)] for name, tasks in table.golds(data_dir).items()
-    }
+    """A part of each file; all of them are in `benchmarks/checker_table.py` itself."""
+    steps = {"lsat_ar": 40, "gsm8k": 20, "sci_xw": 5, "olyphys": 2, "math500": 3}
+    golds = {name: tasks[:: steps[name]] for name, tasks in table.golds(data_dir).items()}
     assert missed(table, table.RIGHT, golds, is_right=True) == []
     assert missed(table, table.WRONG, golds, is_right=False) == []
 
 
 def test_no_gold_of_math_is_accepted_for_another(table: Any, data_dir: Path) -> None:
-    """Of 438 different golds each is put against the next 40: only units and single symbols before `=` may be left out."""
+    """Each different gold against the next 20: only units and single symbols before `=` may be left out."""
     golds = table.golds(data_dir)
     tasks = [task for name in ("math500", "olyphys") for task in golds[name] if not task.get("tolerance")]
-    distinct = list({table.text(task).replace("$", ""): task for task in tasks}.values())
+    distinct = list({table.text(task).replace("$", "").replace(" ", ""): task for task in tasks}.values())
     accepted = {
         (table.text(task), table.text(other))
         for index, task in enumerate(distinct)
-        for other in distinct[index + 1 : index + 41]
+        for other in distinct[index + 1 : index + 21]
         if check(task, table.boxed(table.text(other)))["reward"] == 1.0
     }
     plain = {

@@ -260,8 +260,8 @@ def test_what_hangs_a_computer_algebra_system_is_refused_at_once(answer: str) ->
 def test_a_task_without_mathematics_imports_no_computer_algebra() -> None:
     code = (
         "import sys; from common.rewards.checkers import check\n"
-        r"for w, g, a in [('lsat_ar', 'C', '(C)'), ('sci_xw', '3', '3.1 m'), ('gsm8k', '1,000', '1000'), ('math500', '1/2', '0.5')]:"
-        "\n    assert check({'workload': w, 'gold': g}, '\\\\boxed{' + a + '}')['reward'] == 1.0\n"
+        "for w, g, a in [('lsat_ar', 'C', '(C)'), ('sci_xw', '3', '3.1 m'), ('gsm8k', '1,000', '1000'), ('math500', '.5', '1/2')]:\n"
+        "   assert check({'workload': w, 'gold': g}, '\\\\boxed{' + a + '}')['reward'] == 1.0\n"
         "print(sorted({'sympy', 'math_verify', 'mpmath'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
