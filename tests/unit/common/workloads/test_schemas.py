@@ -236,7 +236,7 @@ def test_broken_olympiad_answers(row: dict[str, Any], message: str, tmp_path: Pa
 
 
 def test_gsm8k_and_math500_rows(tmp_path: Path) -> None:
-    found = problem("gsm8k", {"question": "Eggs? ", "answer": "2 + 2 = <<2+2=4>>4\n#### 1,004"}, tmp_path)
+    found = problem("gsm8k", {"question": "Eggs? ", "answer": "2 + 2 = <<2+2=4>>4\n#### 3\n#### 1,004"}, tmp_path)
     assert (found.prompt, found.task) == (f"<user>Eggs?\n\n{BOXED}", {"workload": "gsm8k", "gold": "1004"})
     row = {"problem": "Root?", "solution": "So", "answer": "\\sqrt{2}", "subject": "Algebra", "level": 5, "unique_id": "x"}
     found = problem("math500", row, tmp_path)
