@@ -57,12 +57,19 @@ def _golds(record: Record) -> list[str]:
     if not record.needs_gold and not record.has("final_answer"):
         return []
     answers = record.texts("final_answer", BadGold)
-    if record.values.get(record.name("is_multiple_answer")) is True:
+    if _has_several(record):
         answers = [part for answer in answers for part in _parts(answer)]
     golds = [answer.replace("$", "").strip().rstrip(".").strip() for answer in answers]
     if not all(golds):
         raise record.fault("final_answer", "must hold an answer", error=BadGold)
     return golds
+
+
+def _has_several(record: Record) -> bool:
+    value = record.values.get(record.name("is_multiple_answer"))
+    if value not in (None, True, False):
+        raise record.fault("is_multiple_answer", "must be true or false")
+    return bool(value)
 
 
 def _parts(answer: str) -> list[str]:

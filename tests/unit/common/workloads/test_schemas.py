@@ -235,6 +235,11 @@ def test_broken_olympiad_answers(row: dict[str, Any], message: str, tmp_path: Pa
     assert load("olyphys", [olympiad("1", question="b"), row], tmp_path, on_bad_gold="skip").num_bad_golds == 1
 
 
+def test_an_olympiad_flag_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: is_multiple_answer must be true or false, got 'yes'"):
+        load("olyphys", [olympiad("1", is_multiple_answer="yes")], tmp_path)
+
+
 def test_gsm8k_and_math500_rows(tmp_path: Path) -> None:
     found = problem("gsm8k", {"question": "Eggs? ", "answer": "2 + 2 = <<2+2=4>>4\n#### 3\n#### 1,004"}, tmp_path)
     assert (found.prompt, found.task) == (f"<user>Eggs?\n\n{BOXED}", {"workload": "gsm8k", "gold": "1004"})
