@@ -75,6 +75,14 @@ def gold_fault(task: dict[str, Any]) -> str | None:
     return fault
 
 
+def warm_up(task: dict[str, Any]) -> None:
+    """Import what the first verdict on such a task would have to import within its time limit."""
+    if _kind(task) == "math":
+        import math_verify  # noqa: F401
+    if _kind(task) != "letter":
+        import common.rewards.arithmetic  # noqa: F401
+
+
 def _letter_fault(texts: Sequence[str], task: dict[str, Any]) -> str | None:
     possible = letters.LETTERS[: len(task.get("choices") or letters.LETTERS)]
     return None if texts[0].strip().upper() in tuple(possible) else f"the answer is none of the letters {', '.join(possible)}"
@@ -199,6 +207,8 @@ def _joined(boxes: Sequence[str], wanted: int) -> list[str] | None:
     """The parts of the last boxes that together hold as many answers as wanted, no more: several answers, a box for each."""
     parts: list[str] = []
     for box in reversed(boxes):
+        if len(box) > MAX_CHARACTERS:
+            return None
         parts = items(latex.plain(box)) + parts
         if len(parts) >= wanted:
             return parts if len(parts) == wanted else None
@@ -250,7 +260,8 @@ def _shown(value: Fraction) -> str:
 
 def _fields(is_right: bool, answer: str, reason: str) -> Fields:
     status = Verdict.OK if is_right else Verdict.WRONG
-    return {"reward": float(is_right), "status": status, "extracted": answer[:SHOWN_CHARACTERS], "reason": reason}
+    extracted, reason = (text.encode("utf-8", "replace").decode() for text in (answer[:SHOWN_CHARACTERS], reason))  # surrogates
+    return {"reward": float(is_right), "status": status, "extracted": extracted, "reason": reason}
 
 
 def _no_answer(reason: str) -> Fields:

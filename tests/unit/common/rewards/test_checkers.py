@@ -257,10 +257,21 @@ def test_what_hangs_a_computer_algebra_system_is_refused_at_once(answer: str) ->
         assert not is_right(workload, "5", answer)
 
 
+def test_warming_up_imports_what_is_needed() -> None:
+    code = (
+        "import sys; from common.rewards.checkers import warm_up\n"
+        "for workload in ('lsat_ar', 'gsm8k', 'math500'):\n"
+        "    warm_up({'workload': workload}); print(*({'mpmath', 'math_verify'} & set(sys.modules)), sep=',')"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [sorted(line.split(",")) for line in found.stdout.split("\n")[:3]] == [[""], ["mpmath"], ["math_verify", "mpmath"]]
+
+
 def test_a_task_without_mathematics_imports_no_computer_algebra() -> None:
     code = (
         "import sys; from common.rewards.checkers import check\n"
-        "for w, g, a in [('lsat_ar', 'C', '(C)'), ('sci_xw', '3', '3.1 m'), ('gsm8k', '1,000', '1000'), ('math500', '.5', '1/2')]:\n"
+        "for w, g, a in [('lsat_ar', 'C', '(C)'), ('sci_xw', '3', '3.1 m'), ('gsm8k', '1,000', '1000'),"
+        " ('math500', '.5', '1/2')]:\n"
         "   assert check({'workload': w, 'gold': g}, '\\\\boxed{' + a + '}')['reward'] == 1.0\n"
         "print(sorted({'sympy', 'math_verify', 'mpmath'} & set(sys.modules)))"
     )
