@@ -75,14 +75,6 @@ def gold_fault(task: dict[str, Any]) -> str | None:
     return fault
 
 
-def warm_up(task: dict[str, Any]) -> None:
-    """Import what the first verdict on such a task would have to import within its time limit."""
-    if _kind(task) == "math":
-        import math_verify  # noqa: F401
-    if _kind(task) != "letter":
-        import common.rewards.arithmetic  # noqa: F401
-
-
 def _letter_fault(texts: Sequence[str], task: dict[str, Any]) -> str | None:
     possible = letters.LETTERS[: len(task.get("choices") or letters.LETTERS)]
     return None if texts[0].strip().upper() in tuple(possible) else f"the answer is none of the letters {', '.join(possible)}"
