@@ -274,10 +274,7 @@ def test_a_task_without_mathematics_imports_no_computer_algebra() -> None:
 def test_the_examples_of_the_documentation_run() -> None:
     text = (Path(__file__).parents[4] / "docs" / "checking.md").read_text(encoding="utf-8")
     first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    call, shown = (
-        first.partition("check({")[1:][0] + first.partition("check({")[2].partition("\n# ")[0],
-        first.partition("\n# ")[2],
-    )
+    call, _, shown = first[first.index("check({") :].partition("\n# ")
     assert eval(call, {"check": check}) == eval(shown)
     names: dict[str, Any] = {}
     exec(second, names)
