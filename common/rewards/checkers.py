@@ -199,6 +199,8 @@ def _joined(boxes: Sequence[str], wanted: int) -> list[str] | None:
     """The parts of the last boxes that together hold as many answers as wanted, no more: several answers, a box for each."""
     parts: list[str] = []
     for box in reversed(boxes):
+        if len(box) > MAX_CHARACTERS:
+            return None
         parts = items(latex.plain(box)) + parts
         if len(parts) >= wanted:
             return parts if len(parts) == wanted else None
@@ -250,7 +252,8 @@ def _shown(value: Fraction) -> str:
 
 def _fields(is_right: bool, answer: str, reason: str) -> Fields:
     status = Verdict.OK if is_right else Verdict.WRONG
-    return {"reward": float(is_right), "status": status, "extracted": answer[:SHOWN_CHARACTERS], "reason": reason}
+    extracted, reason = (text.encode("utf-8", "replace").decode() for text in (answer[:SHOWN_CHARACTERS], reason))  # surrogates
+    return {"reward": float(is_right), "status": status, "extracted": extracted, "reason": reason}
 
 
 def _no_answer(reason: str) -> Fields:

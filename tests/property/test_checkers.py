@@ -26,9 +26,9 @@ TASKS: list[dict[str, Any]] = [
     {"workload": "jsonl", "gold": "7"},
 ]
 PIECES = r"""
-    \boxed{ \fbox{ { } \{ \} ( ) [ ] | \frac \frac{ \sqrt[ \sqrt \left( \right) \text{ \pm \mp \cup \in \le < > = \approx \cdot \times
-    ^ ^{ _ _{ 1 2.5 .5 007 1e9 -3 10^ e i x M \pi \alpha \infty \sin \log_ ! % \% , ; & \\ \begin{pmatrix} \end{pmatrix} ' $ / + - * **
-    ° × 10⁻¹ ３ and or
+    \boxed{ \fbox{ { } \{ \} ( ) [ ] | \frac \frac{ \sqrt[ \sqrt \left( \right) \text{ \pm \mp \cup \in \le < > =
+    \approx \cdot \times ^ ^{ _ _{ 1 2.5 .5 007 1e9 -3 10^ e i x M \pi \alpha \infty \sin \log_ ! % \% , ; & \\
+    \begin{pmatrix} \end{pmatrix} ' $ / + - * ** ° × 10⁻¹ ３ and or
 """
 LATEX = st.lists(st.sampled_from([*PIECES.split(), " "]), max_size=40).map("".join)
 TEXT = st.text(st.characters(exclude_categories=()), max_size=80)  # surrogates, marks and NUL among them
@@ -46,6 +46,7 @@ def judge(task: dict[str, Any], response: str) -> Score:
     assert score.reward == float(score.status == Verdict.OK)
     assert score.status in (Verdict.OK, Verdict.WRONG, Verdict.NO_ANSWER)
     assert "\n" not in score.reason and score.reason and len(score.extracted) <= 200
+    (score.reason + score.extracted).encode()  # no lone surrogate: verdicts are written to files
     return score
 
 

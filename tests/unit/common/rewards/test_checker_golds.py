@@ -1,6 +1,7 @@
 """Every answer of the real files, and of a few rows made up in each schema, in all variants of `benchmarks/checker_table.py`."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from common.rewards import latex
 from common.rewards.checkers import check, gold_fault
+from common.rewards.lists import items
 
 BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -141,3 +144,26 @@ def test_all_units_of_the_sciences_with_a_power_are_read(table: Any, data_dir: P
     golds = table.golds(data_dir)["sci_xw"]
     with_power = [task for task in golds if task["mantissa"]]
     assert len(with_power) == sum("10" in task["unit"] for task in golds) == 109
+
+
+def test_other_forms_of_real_golds_by_a_computer_algebra_system(table: Any, data_dir: Path) -> None:
+    """Read by another parser, rewritten by sympy (expand, factor, simplify) and printed again: the same value in other words."""
+    import sympy
+    from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    config = ConversionConfig(lowercase_symbols=False)
+    golds = table.golds(data_dir)
+    forms = 0
+    for task in [*golds["math500"][::3], *golds["olyphys"][::3]]:
+        gold = latex.plain(table.text(task))
+        if len(items(gold)) > 1 or re.search(r"[=<>\[_]|\(0|\\(?:in|text|begin|ge|log)\b", gold):
+            continue
+        expression = latex2sympy(gold, normalization_config=None, conversion_config=config)
+        if isinstance(expression, sympy.Expr):
+            for rewrite in (sympy.expand, sympy.factor, sympy.simplify):
+                forms += 1
+                written = sympy.latex(rewrite(expression))
+                assert check(task, table.boxed(written))["reward"] == 1.0, (gold, written)
+                assert check(task, table.boxed(f"{written} + 1"))["reward"] == 0.0, (gold, written)
+    assert forms > 300

@@ -1,7 +1,9 @@
 """Which rule a workload has, verdicts with their reasons, and the wrong verdicts that math-verify alone is known for."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,9 +262,42 @@ def test_what_hangs_a_computer_algebra_system_is_refused_at_once(answer: str) ->
 def test_a_task_without_mathematics_imports_no_computer_algebra() -> None:
     code = (
         "import sys; from common.rewards.checkers import check\n"
-        "for w, g, a in [('lsat_ar', 'C', '(C)'), ('sci_xw', '3', '3.1 m'), ('gsm8k', '1,000', '1000'), ('math500', '.5', '1/2')]:\n"
+        "for w, g, a in [('lsat_ar', 'C', '(C)'), ('sci_xw', '3', '3.1 m'), ('gsm8k', '1,000', '1000'),"
+        " ('math500', '.5', '1/2')]:\n"
         "   assert check({'workload': w, 'gold': g}, '\\\\boxed{' + a + '}')['reward'] == 1.0\n"
         "print(sorted({'sympy', 'math_verify', 'mpmath'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_examples_of_the_documentation_run() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "checking.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    call, _, shown = first[first.index("check({") :].partition("\n# ")
+    assert eval(call, {"check": check}) == eval(shown)
+    names: dict[str, Any] = {}
+    exec(second, names)
+    assert names["score"]({"gold": "3.4"}, r"\boxed{3.41 m}") == (1.0, "3.41 m against 3.4, within 1 %")
+    assert names["score"]({"gold": "3.4"}, r"\boxed{3.5}")[0] == 0.0
+    assert names["score"]({"gold": "3.4"}, "3.4") == (0.0, "no number")
+
+
+@pytest.mark.parametrize(
+    ("workload", "gold", "answer", "accepted"),
+    [
+        ("math500", r"\cos n\pi", "(-1)^n", False),
+        ("math500", "y=1/x", "xy=1", False),
+        ("math500", r"\ln 2", r"\log 2", False),
+        ("math500", r"\frac{1}{2m}", "1/2m", False),
+        ("math500", "v=2", "u=2", False),
+        ("gsm8k", "63", "5 feet 3 inches", False),
+        ("gsm8k", "5", "five", False),
+        ("math500", r"\frac{1}{2}", r"\sin 30^\circ", True),
+        ("olyphys", "f(a)+f(b)", "f(a+b)", True),
+        ("math500", "6", "6m", True),
+    ],
+)
+def test_known_limits(workload: str, gold: str, answer: str, accepted: bool) -> None:
+    """As docs/checking.md names them."""
+    assert is_right(workload, gold, answer) is accepted
