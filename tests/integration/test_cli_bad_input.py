@@ -381,7 +381,8 @@ def test_prompts_longer_than_the_model_allows_are_left_out_and_counted(shell: Sh
     long = json.dumps({"question": "1 + " * 600 + "1 =", "answer": "601"}) + "\n"
     path = shell.write("rows.jsonl", GOOD + long + GOOD.replace("1 + 1", "2 + 1") + GOOD)
     code, out, _ = shell("train", shell.config(workload={"name": "jsonl", "path": str(path)}), "--dry-run")
-    assert code == 0 and "1 prompts too long, 1 repeated: left out" in out
+    assert code == 0
+    assert "1 left out: prompt too long\n1 left out: repeats of another row\n" in out
 
 
 # --- the run directory
