@@ -13,6 +13,13 @@ JSONL = "jsonl"
 REASONING_GYM = "reasoning_gym:"
 
 
+class Shot(Section):
+    """A worked example that the model sees before the question."""
+
+    question: str = Field(min_length=1)
+    response: str = Field(min_length=1)
+
+
 class WorkloadConfig(Section):
     """Where the problems come from, and how they are put to the model."""
 
@@ -32,7 +39,8 @@ class WorkloadConfig(Section):
     question_field: str = "question"  # jsonl only, as the two below
     answer_field: str = "answer"
     answer_kind: Literal["number", "math", "letter"] = "number"  # how answers are compared (`common.rewards.checkers`)
-    system_prompt: str | None = None  # chat templates only
+    system_prompt: str | None = None  # chat templates only, as the shots
+    shots: tuple[Shot, ...] = ()  # worked examples, as earlier turns of the chat: {question, response}
     prompt_template: str | None = None  # text around the question; `{question}` is replaced; None: the workload's own
     question_pattern: str | None = None  # regular expression; its first group replaces the question
     answer_pattern: str | None = None  # first group of its last match is the answer; None: the rule of `common.rewards.answers`
@@ -62,8 +70,8 @@ class WorkloadConfig(Section):
         if self.prompt_template is not None and "{question}" not in self.prompt_template:
             rule = "must contain {question}"
             raise ConfigError(explain("workload.prompt_template", rule, self.prompt_template, "add it where the question goes"))
-        for field in ("system_prompt", "enable_thinking"):
-            if getattr(self, field) is not None and not self.is_chat:
+        for field in ("system_prompt", "enable_thinking", "shots"):
+            if getattr(self, field) not in (None, ()) and not self.is_chat:
                 rule = "is for chat templates only"
                 raise ConfigError(explain(f"workload.{field}", rule, getattr(self, field), "set workload.use_chat_template=true"))
         return self

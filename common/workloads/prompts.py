@@ -1,6 +1,6 @@
 """From a question to the tokens that the model sees.
 
-    question -> question_pattern -> prompt_template -> system prompt and chat template (if asked for) -> token ids
+    question -> question_pattern -> prompt_template -> system prompt, shots and chat template (if asked for) -> token ids
 
 A raw prompt gets a BOS token where the tokenizer itself puts one in front (Llama does, Qwen does not) and never an EOS at its
 end. A chat template writes its own special tokens, so none are added to it.
@@ -76,9 +76,10 @@ def _check_chat(config: WorkloadConfig, tokenizer: Any) -> None:
 
 
 def _chat(config: WorkloadConfig, tokenizer: Any, text: str) -> str:
-    messages = [{"role": "user", "content": text}]
-    if config.system_prompt is not None:
-        messages.insert(0, {"role": "system", "content": config.system_prompt})
+    messages = [] if config.system_prompt is None else [{"role": "system", "content": config.system_prompt}]
+    for shot in config.shots:
+        messages += [{"role": "user", "content": shot.question}, {"role": "assistant", "content": shot.response}]
+    messages.append({"role": "user", "content": text})
     thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **thinking))

@@ -79,6 +79,10 @@ def test_system_prompt_and_thinking_reach_the_template_only_where_they_are_set(t
     assert prompt(enable_thinking=True) == asked
     assert prompt(enable_thinking=False) == f"{asked}<think>\n\n</think>\n\n"
     assert prompt(system_prompt="Be brief.") == f"<|im_start|>system\nBe brief.<|im_end|>\n{asked}"
+    shot = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nSo.<|im_end|>\n"
+    assert prompt(shots=[{"question": "Why?", "response": "So."}]) == f"{shot}{asked}"
+    both = prompt(system_prompt="Be brief.", shots=[{"question": "Why?", "response": "So."}])
+    assert both == f"<|im_start|>system\nBe brief.<|im_end|>\n{shot}{asked}"
     assert prompt(prompt_template="[{question}]").startswith("<|im_start|>user\n[ab]<|im_end|>")
 
 
