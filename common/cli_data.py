@@ -1,4 +1,6 @@
-"""Commands around problems and answers, of the command line in `common.cli`: what a workload holds."""
+"""Commands around problems and answers, of the command line in `common.cli`: what a workload holds, verdicts on a file."""
+
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,3 +20,25 @@ def list_workloads(context: typer.Context, json_file: JsonFile = None) -> None:
         from common.commands.workloads import list_workloads as command
 
         write_json(json_file, command(Console()))
+
+
+@app.command()
+def score(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines of workload, gold, response; - for stdin.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Such as rewards.weights.format=0.2")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="By default one a core.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="S", help="Seconds of one verdict.", show_default=False)
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Score responses: the same lines come out with reward, status, extracted answer and reason. Settings: rewards.KEY=VALUE."""
+    from common.commands.score import score as command
+    from common.commands.score import settings
+
+    result, is_clean = command(file, settings(overrides or [], workers, timeout))
+    write_json(json_file, result)
+    if not is_clean:
+        raise typer.Exit(1)
