@@ -60,7 +60,7 @@ def generator(task: dict, response: str) -> Iterator[float]:
     yield 1.0
 
 
-async def async_generator(task: dict, response: str):  # noqa: ANN201 (a stranger's function)
+async def async_generator(task: dict, response: str):
     yield 1.0
 
 
