@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,15 @@ _START_S = 60.0
 _WARM_UP = {"workload": "math500", "gold": "1"}  # imports what any checker needs before the first line's time runs
 
 Entry = tuple[int, bytes] | Exception | None  # a numbered line, what ended the reading, or the end
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of one line: its verdict, or what is wrong with it, and the line to write."""
+
+    number: int
+    outcome: Score | str
+    text: bytes
 
 
 class ScoreConfig(Section):
@@ -88,7 +98,7 @@ class _Stream:
                     await verifier.close()
 
     async def _pump(self, file: IO[bytes]) -> None:
-        entries: asyncio.Queue[asyncio.Task[bytes] | Exception | None] = asyncio.Queue()
+        entries: asyncio.Queue[asyncio.Task[_Answer] | Exception | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def take(entry: Entry) -> None:  # in the loop's thread
@@ -99,20 +109,19 @@ class _Stream:
         while (entry := await entries.get()) is not None:
             if isinstance(entry, Exception):
                 raise RunError(f"FILE: reading failed ({entry})") from entry
-            self._output.write(await entry)
+            answer = await entry
+            self._output.write(answer.text)
             self._output.flush()
+            self._tally.add(answer.number, answer.outcome)
             self._window.release()
 
-    async def _answer(self, number: int, raw: bytes) -> bytes:
+    async def _answer(self, number: int, raw: bytes) -> _Answer:
         try:
             line = read_line(raw, self._config)
             score = await self._score(line)
-            text = write_line(line.row, score)
+            return _Answer(number, score, write_line(line.row, score))
         except DataError as error:
-            self._tally.add_broken(number, str(error))
-            return write_fault(number, str(error))
-        self._tally.add(number, score)
-        return text
+            return _Answer(number, str(error), write_fault(number, str(error)))
 
     async def _score(self, line: Line) -> Score:
         has_checker = self._config.function is None and self._config.remote is None

@@ -12,7 +12,7 @@ from rich.text import Text
 from common.figures import number
 from common.protocols import Score
 
-MAX_FAULTS = 100  # told on stderr; all stand in the output
+MAX_FAULTS = 20  # told on stderr; all stand in the output
 _REPORT_S = 10.0  # between two lines where stderr is no terminal
 
 
@@ -25,7 +25,7 @@ class Tally:
         self._start_s = self._told_s = time.monotonic()
         self._statuses: Counter[str] = Counter()
         self._reward_sum, self._num_rewards, self._num_faults = 0.0, 0, 0
-        self.num_broken = 0
+        self._num_broken = 0
         self._live = Live(console=console, transient=True, refresh_per_second=4, get_renderable=lambda: Text(self.line()))
 
     def __enter__(self) -> Self:
@@ -40,23 +40,18 @@ class Tally:
     @property
     def is_clean(self) -> bool:
         """Every line was scored."""
-        return self.num_broken == 0 and self._statuses["error"] == 0
+        return self._num_broken == 0 and self._statuses["error"] == 0
 
-    def add(self, line_number: int, score: Score) -> None:
-        """One verdict."""
-        self._statuses[score.status.value] += 1
-        if score.reward is None:
-            self._fault(line_number, f"the verifier failed: {score.reason}")
+    def add(self, line_number: int, outcome: Score | str) -> None:
+        """A verdict, or what is wrong with a line that could not be scored."""
+        if isinstance(outcome, str):
+            self._num_broken += 1
+            self._fault(line_number, outcome)
         else:
-            self._reward_sum += score.reward
-            self._num_rewards += 1
-        self._tell_now_and_then()
-
-    def add_broken(self, line_number: int, message: str) -> None:
-        """A line that could not be scored."""
-        self.num_broken += 1
-        self._fault(line_number, message)
-        self._tell_now_and_then()
+            self._add_verdict(line_number, outcome)
+        if not self._is_live and time.monotonic() - self._told_s > _REPORT_S:
+            self._told_s = time.monotonic()
+            self.tell(self.line())
 
     def line(self) -> str:
         """`1,200 scored in 3.1 s (387 a second): ok 700, wrong 500; mean reward 0.583; 2 lines broken`."""
@@ -68,17 +63,17 @@ class Tally:
         ]
         if result["mean_reward"] is not None:
             parts.append(f"mean reward {result['mean_reward']:.3f}")
-        if self.num_broken:
-            parts.append(f"{number(self.num_broken)} broken lines")
+        if self._num_broken:
+            parts.append(f"{number(self._num_broken)} broken lines")
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """The summary of `--json`."""
         elapsed_s, scored = time.monotonic() - self._start_s, self._statuses.total()
         return {
-            "lines": scored + self.num_broken,
+            "lines": scored + self._num_broken,
             "scored": scored,
-            "broken": self.num_broken,
+            "broken": self._num_broken,
             "statuses": dict(sorted(self._statuses.items())),
             "mean_reward": self._reward_sum / self._num_rewards if self._num_rewards else None,
             "elapsed_s": round(elapsed_s, 3),
@@ -96,7 +91,10 @@ class Tally:
         elif self._num_faults == MAX_FAULTS + 1:
             self.tell("further faults are in the output alone")
 
-    def _tell_now_and_then(self) -> None:
-        if not self._is_live and time.monotonic() - self._told_s > _REPORT_S:
-            self._told_s = time.monotonic()
-            self.tell(self.line())
+    def _add_verdict(self, line_number: int, score: Score) -> None:
+        self._statuses[score.status.value] += 1
+        if score.reward is None:
+            self._fault(line_number, f"the verifier failed: {score.reason}")
+        else:
+            self._reward_sum += score.reward
+            self._num_rewards += 1
