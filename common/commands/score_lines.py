@@ -8,8 +8,10 @@ from common.config_rewards import RewardConfig
 from common.config_workload import JSONL, SCHEMAS
 from common.errors import DataError, explain, is_finite
 from common.protocols import Score
+from common.rewards.checkers import gold_fault
 
 GYM = "reasoning_gym"
+ANSWER_KINDS = ("number", "math", "letter")  # of jsonl
 KNOWN = (*SCHEMAS, JSONL, GYM)
 VERDICT_FIELDS = ("reward", "status", "extracted", "reason", "parts")  # written, and on the way in passed over
 MAX_LINE_BYTES = 64 * 2**20
@@ -104,17 +106,20 @@ def _checkable(task: dict[str, Any]) -> dict[str, Any]:
     gold = task.get("gold")
     if is_finite(gold) and not isinstance(gold, bool):
         gold = str(gold)
-    unit, tolerance, choices = task.get("unit"), task.get("tolerance"), task.get("choices", [])
-    _check(task, "gold", isinstance(gold, str) and bool(gold.strip()), "must be the right answer, as text or number")
-    _check(task, "unit", unit is None or isinstance(unit, str), "must be text")
-    _check(task, "tolerance", tolerance is None or _is_tolerance(tolerance), "must be a number from 0 on")
-    is_list = isinstance(choices, list) and all(isinstance(choice, str) for choice in choices)
-    _check(task, "choices", is_list, "must be a list of texts")
-    return {**task, "gold": gold}
+    _check(task, "gold", _is_texts(gold) or isinstance(gold, str), "must be the right answer, as text or number")
+    _check(task, "unit", isinstance(task.get("unit"), str | None), "must be text")
+    _check(task, "choices", _is_texts(task.get("choices") or []), "must be a list of texts")
+    _check(task, "answer_pattern", isinstance(task.get("answer_pattern"), str | None), "must be text")
+    _check(task, "answer_kind", task.get("answer_kind") in (None, *ANSWER_KINDS), f"must be one of {', '.join(ANSWER_KINDS)}")
+    task = {**task, "gold": gold}
+    if (fault := gold_fault(task)) is not None:
+        field = next((field for field in ("unit", "tolerance") if fault.startswith(f"the {field}")), "gold")
+        raise DataError(explain(field, f"must fit the workload {name}", _short(task[field]), f"correct it ({fault})"))
+    return task
 
 
-def _is_tolerance(value: object) -> bool:
-    return is_finite(value) and not isinstance(value, bool) and value >= 0  # type: ignore[operator]  # a number by now
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _is_count(value: object) -> bool:

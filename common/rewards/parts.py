@@ -9,9 +9,7 @@ from common.config_rewards import LengthConfig, RewardWeights
 from common.errors import DataError, explain, is_finite
 from common.protocols import Score
 from common.records import Verdict
-from common.rewards.answers import after_thinking, last_boxed
-
-_BOX = r"\boxed{"
+from common.rewards.answers import after_thinking, all_boxed
 
 
 def weigh(weights: RewardWeights, answer: Score, others: Iterable[tuple[str, float]]) -> Score:
@@ -44,9 +42,12 @@ def num_tokens_of(task: dict[str, Any]) -> int:
 
 
 def format_part(response: str) -> float:
-    r"""1.0 where no think block is open and a `\boxed{...}` stands after it, the last one complete; else 0.0."""
+    r"""1.0 where no think block is open and, after it, stands a `\boxed{...}`: none left open, the last not empty; else 0.0."""
     text = after_thinking(response)
-    return float(text is not None and _BOX in text and last_boxed(text) is not None)
+    boxes = all_boxed(text or "")
+    if text is None or not boxes or not boxes[-1].strip():
+        return 0.0
+    return float(all_boxed(text + "}" * text.count("{")) == boxes)  # closing what is open brings no other box
 
 
 def pattern_part(task: dict[str, Any], response: str) -> float:

@@ -2,7 +2,7 @@
 
     task["workload"]   scored by
     reasoning_gym      the data set's own scorer, built from task["dataset"] and task["options"], on the decoded entry
-    jsonl              the last number, box or marked answer, by value, against task["gold"]
+    CHECKED, jsonl     `common.rewards.checkers`, against task["gold"]
     any                the user's `rewards.function` where one is set: a finite number, or (number, reason)
 
 Verdicts: OK from reward 1.0 on, WRONG below it (partial credit is kept), NO_ANSWER with reward 0.0 where no answer could be
@@ -19,9 +19,13 @@ from typing import Any
 from common.errors import DataError, explain, is_finite
 from common.protocols import Score
 from common.records import Verdict
-from common.rewards.answers import extract, extract_number, same_number
+from common.rewards.answers import extract
+from common.rewards.checkers import CHECKED, check
 from common.rewards.functions import load_function
 from common.workloads.plain import decode
+
+# A call that brings in every package that a checker may need.
+_SLOWEST = ({"workload": "math500", "gold": r"\sum_{k=1}^{n} k"}, r"\boxed{\frac{n(n+1)}{2}}")
 
 
 def warm_up(function: str | None, tasks: Iterable[dict[str, Any]]) -> None:
@@ -32,6 +36,8 @@ def warm_up(function: str | None, tasks: Iterable[dict[str, Any]]) -> None:
     for task in tasks:
         if task.get("workload") == "reasoning_gym":
             _data_set(task["dataset"], _key(task))
+        elif task.get("workload") in CHECKED or task.get("answer_kind") == "math":
+            check(*_SLOWEST)
 
 
 def score(function: str | None, task: dict[str, Any], response: str) -> Score:
@@ -51,9 +57,9 @@ def _score(function: str | None, task: dict[str, Any], response: str) -> dict[st
         return _own(function, task, response)
     if task["workload"] == "reasoning_gym":
         return _reasoning_gym(task, response)
-    if task["workload"] == "jsonl":
-        return _number(task, response)
-    rule = "must be reasoning_gym or jsonl unless rewards.function is set"
+    if task["workload"] == "jsonl" or task["workload"] in CHECKED:
+        return check(task, response)
+    rule = f"must be reasoning_gym, jsonl, {', '.join(sorted(CHECKED))} unless rewards.function is set"
     raise DataError(explain("task.workload", rule, task["workload"], "set rewards.function"))
 
 
@@ -77,13 +83,6 @@ def _reasoning_gym(task: dict[str, Any], response: str) -> dict[str, Any]:
         return _NO_ANSWER
     reward = _data_set(task["dataset"], _key(task)).score_answer(answer, decode(task["entry"]))
     return _rated(reward, extracted=answer, source=f"the scorer of {task['dataset']} returned")
-
-
-def _number(task: dict[str, Any], response: str) -> dict[str, Any]:
-    answer = extract_number(response, task.get("answer_pattern"))
-    if answer is None:
-        return _NO_ANSWER
-    return _rated(float(same_number(answer, task["gold"])), extracted=answer)
 
 
 def _rated(value: object, *, extracted: str = "", reason: str = "", source: str = "") -> dict[str, Any]:

@@ -94,11 +94,16 @@ def test_reasoning_gym_needs_its_data_set_and_entry() -> None:
         (row_of(workload="chess"), None, r"^workload: must be one of lsat_ar, sci_xw, .*, got 'chess'; use one of them"),
         (row_of(gold=...), None, r"^gold: must be the right answer, as text or number, got None; add the field$"),
         (row_of(gold=True), None, r"^gold: must be the right answer, as text or number, got True; correct it$"),
-        (row_of(gold=" "), None, r"^gold: must be the right answer"),
-        (row_of(gold=["x" * 500]), None, r"^gold: .*x\.\.\.\"; correct it$"),
+        (row_of(gold=" "), None, r"^gold: must fit the workload gsm8k, got ' '; correct it \(the answer is empty"),
+        (row_of(gold="many"), None, r"^gold: must fit the workload gsm8k, got 'many'; correct it \(the answer is not a number"),
+        (row_of(workload="lsat_ar", gold="F"), None, r"^gold: must fit the workload lsat_ar, got 'F'"),
+        (row_of(workload="math500", gold="{"), None, r"^gold: must fit the workload math500, got '{'"),
+        (row_of(workload="olyphys", gold="1", tolerance="a"), None, r"^tolerance: must fit .*the tolerance must be a number"),
+        (row_of(workload="jsonl", answer_kind="word"), None, r"^answer_kind: must be one of number, math, letter, got 'word'"),
+        (row_of(gold=["x" * 500]), None, r"^gold: .*x\.\.\.\"; correct it"),
         (row_of(unit=3), None, r"^unit: must be text, got 3"),
-        (row_of(tolerance=-1), None, r"^tolerance: must be a number from 0 on, got -1"),
-        (row_of(tolerance=True), None, r"^tolerance: must be a number from 0 on, got True"),
+        (row_of(tolerance=-1), None, r"^tolerance: must fit .*the tolerance must be a number from 0 on, got -1"),
+        (row_of(tolerance=True), None, r"^tolerance: must fit .*the tolerance must be a number from 0 on, got True"),
         (row_of(choices="ABC"), None, r"^choices: must be a list of texts, got 'ABC'"),
         (row_of(num_tokens="3"), None, r"^num_tokens: must be the response's number of tokens, got '3'; correct it$"),
         (row_of(), LENGTH, r"^num_tokens: must be the response's number of tokens, got None; add the field$"),
@@ -115,5 +120,5 @@ def test_a_broken_line_is_one_line_that_names_the_field(raw: bytes, config: Rewa
 
 def test_a_number_beyond_every_float_is_refused_on_the_way_out() -> None:
     line = read_line(b'{"response": "a", "x": 1e999}', OWN)
-    with pytest.raises(DataError, match="^line: must hold finite numbers"):
+    with pytest.raises(DataError, match=r"^line: must hold finite numbers"):
         write_line(line.row, Score(reward=1.0, status=Verdict.OK))

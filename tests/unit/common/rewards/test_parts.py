@@ -51,6 +51,11 @@ def test_a_length_needs_a_count(found: object) -> None:
         (r"\boxed{4} and \boxed{5", 0.0),
         (r"\boxed{\frac{1}{2}", 0.0),
         ("so 4", 0.0),
+        (r"\boxed{}", 0.0),
+        (r"\boxed{4} and then {", 1.0),
+        (r"\boxed{ so \boxed{4}", 0.0),
+        (r"\boxed{\boxed{4}}", 1.0),
+        (r"\boxed{\{1, 2\}}", 1.0),
         ("", 0.0),
     ],
 )
