@@ -23,7 +23,10 @@ from common.rewards.verifier import StartableVerifier, make_verifier
 WINDOW = 64  # lines that are read and not yet answered, for each worker
 STDIN = "-"
 _START_S = 60.0
-_WARM_UP = {"workload": "math500", "gold": "1"}  # imports what any checker needs before the first line's time runs
+_WARM_UP = {  # of each kind of verifier: imports what any line may need before the time of the first one runs
+    "": {"workload": "math500", "gold": "1"},
+    GYM: {"workload": GYM, "dataset": "chain_sum", "options": {}},
+}
 
 Entry = tuple[int, bytes] | Exception | None  # a numbered line, what ended the reading, or the end
 
@@ -57,7 +60,7 @@ def score(source: str, config: RewardConfig) -> tuple[dict[str, Any], bool]:
     """Verdicts on stdout; the summary, and whether every line was scored. Raises ConfigError, RunError."""
     file = _open(source)
     console = Console(stderr=True)
-    with file, Tally(console, is_live=console.is_terminal and not sys.stdout.isatty()) as tally:
+    with Tally(console, is_live=console.is_terminal and not sys.stdout.isatty()) as tally:
         try:
             asyncio.run(_Stream(config, tally).run(file))
         except BrokenPipeError:  # whoever read the verdicts has seen enough
@@ -83,8 +86,11 @@ class _Stream:
 
     def __init__(self, config: RewardConfig, tally: Tally) -> None:
         self._config, self._tally = config, tally
+        self._has_checkers = config.function is None and config.remote is None
         self._verifiers: dict[str, asyncio.Task[StartableVerifier]] = {}
         self._window = threading.Semaphore(WINDOW * config.workers)
+        self._entries: asyncio.Queue[asyncio.Task[_Answer] | Exception | None] = asyncio.Queue()
+        self._is_over = False
         self._output = sys.stdout.buffer
 
     async def run(self, file: IO[bytes]) -> None:
@@ -93,20 +99,21 @@ class _Stream:
             await self._verifier("")
             await self._pump(file)
         finally:
+            self._cancel()
             for verifier in await asyncio.gather(*self._verifiers.values(), return_exceptions=True):
                 if not isinstance(verifier, BaseException):
                     await verifier.close()
 
     async def _pump(self, file: IO[bytes]) -> None:
-        entries: asyncio.Queue[asyncio.Task[_Answer] | Exception | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def take(entry: Entry) -> None:  # in the loop's thread
-            entries.put_nowait(asyncio.create_task(self._answer(*entry)) if isinstance(entry, tuple) else entry)
+            if not self._is_over:
+                self._entries.put_nowait(asyncio.create_task(self._answer(*entry)) if isinstance(entry, tuple) else entry)
 
         # A thread of our own: the loop waits for its executor's threads at the end, and this one may wait for a typed line.
         threading.Thread(target=_read, args=(file, self._window, lambda entry: _hand(loop, take, entry)), daemon=True).start()
-        while (entry := await entries.get()) is not None:
+        while (entry := await self._entries.get()) is not None:
             if isinstance(entry, Exception):
                 raise RunError(f"FILE: reading failed ({entry})") from entry
             answer = await entry
@@ -114,6 +121,13 @@ class _Stream:
             self._output.flush()
             self._tally.add(answer.number, answer.outcome)
             self._window.release()
+
+    def _cancel(self) -> None:
+        self._is_over = True
+        while not self._entries.empty():
+            entry = self._entries.get_nowait()
+            if isinstance(entry, asyncio.Task):
+                entry.cancel()
 
     async def _answer(self, number: int, raw: bytes) -> _Answer:
         try:
@@ -124,20 +138,17 @@ class _Stream:
             return _Answer(number, str(error), write_fault(number, str(error)))
 
     async def _score(self, line: Line) -> Score:
-        has_checker = self._config.function is None and self._config.remote is None
-        kind = GYM if has_checker and line.task["workload"] == GYM else ""
-        verifier = await self._verifier(kind, line.task if kind else None)
-        return await verifier.score(line.task, line.response)
+        kind = GYM if self._has_checkers and line.task["workload"] == GYM else ""
+        return await (await self._verifier(kind)).score(line.task, line.response)
 
-    async def _verifier(self, kind: str, example: dict[str, Any] | None = None) -> StartableVerifier:
+    async def _verifier(self, kind: str) -> StartableVerifier:
         """Started. reasoning-gym's scorers have one of their own, made when first needed: they take seconds to import."""
         if kind not in self._verifiers:
-            self._verifiers[kind] = asyncio.create_task(self._start(example))
+            self._verifiers[kind] = asyncio.create_task(self._start(kind))
         return await asyncio.shield(self._verifiers[kind])
 
-    async def _start(self, example: dict[str, Any] | None) -> StartableVerifier:
-        has_checker = self._config.function is None and self._config.remote is None
-        examples = [example or _WARM_UP] if has_checker else []
+    async def _start(self, kind: str) -> StartableVerifier:
+        examples = [_WARM_UP[kind]] if self._has_checkers else []
         verifier = make_verifier(self._config, examples=examples, log=Path(os.devnull))
         try:
             await verifier.start(_START_S)
@@ -155,20 +166,28 @@ def _hand(loop: asyncio.AbstractEventLoop, take: Callable[[Entry], None], entry:
 
 
 def _read(file: IO[bytes], window: threading.Semaphore, hand: Callable[[Entry], None]) -> None:
-    """Hand over each line that is not blank, with its number; then None, or what ended the reading."""
-    number = 0
+    """Hand over each line that is not blank, with its number; then None, or what ended the reading.
+
+    Closes the file itself: for anyone else `close` would wait until the read that may be going on here ends.
+    """
     try:
-        while raw := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(raw) > MAX_LINE_BYTES:
-                _skip_line(file)
-            if raw.strip(b"\xef\xbb\xbf \t\r\n"):
-                window.acquire()
-                hand((number, raw))
+        with file:
+            _read_lines(file, window, hand)
     except (OSError, ValueError) as error:
         hand(error)
     else:
         hand(None)
+
+
+def _read_lines(file: IO[bytes], window: threading.Semaphore, hand: Callable[[Entry], None]) -> None:
+    number = 0
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            _skip_line(file)
+        if raw.strip(b"\xef\xbb\xbf \t\r\n"):
+            window.acquire()
+            hand((number, raw))
 
 
 def _skip_line(file: IO[bytes]) -> None:
