@@ -23,7 +23,9 @@ from common.rewards.verifier import StartableVerifier, make_verifier
 WINDOW = 64  # lines that are read and not yet answered, for each worker
 STDIN = "-"
 _START_S = 60.0
-_WARM_UP = {  # of each kind of verifier: imports what any line may need before the time of the first one runs
+_WARM_UP: dict[
+    str, dict[str, Any]
+] = {  # of each kind of verifier: imports what any line may need before the time of the first one runs
     "": {"workload": "math500", "gold": "1"},
     GYM: {"workload": GYM, "dataset": "chain_sum", "options": {}},
 }

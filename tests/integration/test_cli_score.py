@@ -183,7 +183,7 @@ def test_ctrl_c_ends_it_while_it_waits_and_while_it_works(
     process.send_signal(signal.SIGINT)
     process.stdout.close()
     assert process.wait(10) == 130
-    assert process.stderr.read().decode().splitlines()[-1].== "rolloutpipe: interrupted; what was scored is on stdout"
+    assert process.stderr.read().decode().splitlines()[-1] == "rolloutpipe: interrupted; what was scored is on stdout"
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 
