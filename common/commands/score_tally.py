@@ -64,7 +64,7 @@ class Tally:
         if result["mean_reward"] is not None:
             parts.append(f"mean reward {result['mean_reward']:.3f}")
         if self._num_broken:
-            parts.append(f"{number(self._num_broken)} broken lines")
+            parts.append(f"{number(self._num_broken)} broken line{'' if self._num_broken == 1 else 's'}")
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
