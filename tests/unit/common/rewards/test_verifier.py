@@ -112,3 +112,23 @@ def test_settings_that_contradict_each_other_are_one_line(settings: dict[str, An
     with pytest.raises(ConfigError, match=message) as caught:
         validate(RewardConfig, settings)
     assert "\n" not in str(caught.value)
+
+
+def test_the_worked_example_of_the_docs() -> None:
+    settings = {"weights": {"answer": 1.0, "format": 0.2, "length": 0.5}, "length": {"limit": 1000, "buffer": 200}}
+    found = summed(settings, RIGHT, r"so \boxed{4}", {"num_tokens": 900})
+    assert found.reward == pytest.approx(0.95)
+    assert found.parts == (("answer", 1.0), ("format", 1.0), ("length", -0.5))
+    nothing = summed(settings, Score(reward=0.0, status=Verdict.NO_ANSWER), r"\boxed{?}", {"num_tokens": 1})
+    assert (nothing.reward, nothing.status) == (pytest.approx(0.2), Verdict.NO_ANSWER)
+
+
+def test_the_pattern_of_the_docs_reaches_the_settings_as_typed() -> None:
+    from common.commands.score import settings
+
+    typed = r"rewards.format_pattern=.*</think>.*\\boxed\{.+\}.*"
+    config = settings([typed, "rewards.weights.format=0.5"], 1, None)
+    responses = [("hm</think>\n so \\boxed{4}.\n", 1.5), (r"hm so \boxed{4}", 1.0)]
+    for response, reward in responses:
+        found = summed(config.model_dump(), RIGHT, response)
+        assert found.reward == reward
