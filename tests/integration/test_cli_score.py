@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -99,7 +100,8 @@ def test_a_line_is_answered_before_the_next_is_there(running: list[subprocess.Po
     for row in rows_of(3):
         process.stdin.write(lines_of([row]).encode())
         process.stdin.flush()
-        assert json.loads(process.stdout.readline())["id"] == row["id"]  # would wait forever for the end of the input
+        assert select.select([process.stdout], [], [], 30)[0], "no verdict while the input is open"
+        assert json.loads(process.stdout.readline())["id"] == row["id"]
     process.stdin.close()
     assert process.stdout.read() == b""
     assert process.wait(END_S) == 0
