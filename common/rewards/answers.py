@@ -15,7 +15,7 @@ from decimal import Decimal
 
 _MARKED = re.compile(r"(?:####|\banswer\s*(?::|is\b:?)|=)[ \t]*", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOX = re.compile(r"\\{1,2}(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(rf"{_BOX.pattern}|\\.|[{{}}]", re.DOTALL)
 
 

@@ -108,22 +108,32 @@ def _number(task: dict[str, Any], answer: str) -> Fields:
     gold = numbers.read(task["gold"])
     is_science = task["workload"].startswith("sci_")
     tolerance = _tolerances(task, 1)[0] or (SCI_TOLERANCE if is_science else None)
-    given = numbers.read(answer) or _valued(answer)
+    unit = task.get("unit") or ""
+    given = numbers.read(answer) or numbers.read(_without_unit(answer, unit)) or _valued(answer)
     if gold is None or given is None:
         return _fields(answer == task["gold"], answer, "the answer is not one number")
-    unit = task.get("unit") or ""
     if "%" in unit:
         gold = numbers.Number(gold.value, True, gold.digits)
     power = numbers.power_of_ten(unit) if is_science else 0
-    golds = [gold] if power == 0 else [gold, numbers.Number(gold.value / Fraction(10) ** power, gold.is_percent, gold.digits)]
+    golds = [gold] if power == 0 else [gold, numbers.Number(gold.value / Fraction(10) ** power, digits=gold.digits)]
     is_right = any(numbers.same(one, given, tolerance) for one in golds)
     return _fields(is_right, answer, _comparison(answer, task["gold"], tolerance, is_right))
 
 
 def _valued(answer: str) -> numbers.Number | None:
     r"""The value of an expression (`\sqrt{2}`, `2+3`)."""
-    value = expressions.value(latex.cut(latex.unwrap(latex.plain(answer)), "=")[-1])
+    parts = latex.cut(latex.unwrap(latex.plain(answer)), "=")
+    if len(parts) > 2 or not (len(parts) == 1 or numbers.is_symbol(parts[0])):
+        return None
+    value = expressions.value(parts[-1])
     return numbers.Number(value) if value is not None else None
+
+
+def _without_unit(answer: str, unit: str) -> str:
+    """Without the unit that the task states, where the answer repeats it (`2 e`, in elementary charges)."""
+    stated = latex.compact(re.sub(r"^\W*10\s*\^\s*(?:\{[^{}]*\}|\d)", "", latex.plain(unit)))
+    written = latex.compact(latex.plain(answer))
+    return written.removesuffix(stated) if stated else answer
 
 
 def _free_number(task: dict[str, Any], response: str) -> Fields:
@@ -200,7 +210,8 @@ def _tolerances(task: dict[str, Any], count: int) -> list[Tolerance]:
     given = task.get("tolerance")
     if given is None:
         return [None] * count
-    found = [_tolerance(part) for part in (given if isinstance(given, list) else re.split(r"\s*,\s*", str(given).strip()))]
+    parts = re.split(r"\s*,\s*", given.strip()) if isinstance(given, str) else given if isinstance(given, list) else [given]
+    found = [_tolerance(part) for part in parts]
     if len(found) not in (1, count):
         raise ValueError(f"has {len(found)} values for {count} answers")
     return found * count if len(found) == 1 else found

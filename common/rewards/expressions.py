@@ -24,7 +24,7 @@ from common.rewards import latex, numbers, values
 from common.rewards.values import Node, Unreadable
 
 ERROR = 1e-12  # relative, of 30 digits
-_BASED = re.compile(r"\d\s*_")
+_BASED = re.compile(r"(?<![\^{\d.])\d+\s*_")
 _WORD = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?\.?")
 _LIBRARY = re.compile(r"\\(?:sum|prod|i*int|lim|max|min|gcd|lcm|det|begin|pmod|bmod|operatorname)(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
@@ -35,7 +35,7 @@ def same(gold: str, answer: str, *, is_positive: bool = False, tolerance: Fracti
     """`is_positive`: symbols stand for positive values (physics). `tolerance`: absolute, for values without symbols."""
     if latex.compact(gold) == latex.compact(answer) != "":
         return True
-    left, right = numbers.read(gold, has_bare_unit=False), numbers.read(answer)
+    left, right = numbers.read_plain(gold, has_bare_unit=False), numbers.read_plain(answer)
     if left and right:
         return numbers.same(left, right, tolerance, is_relative=False)
     if _BASED.search(gold) or _BASED.search(answer):

@@ -77,8 +77,12 @@ def plain(text: str) -> str:
         text = text.replace("\\\\", r"\cr ")  # rows of a matrix: else its backslash would meet the space after it
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = text.strip().strip("*").strip()
-    return text.rstrip(".,;:").rstrip() if text.endswith((".", ",", ";", ":")) else text
+    return _unended(text.strip().strip("*"))
+
+
+def _unended(text: str) -> str:
+    """Without the punctuation that ends a sentence."""
+    return text.strip().rstrip(".,;: ")
 
 
 def compact(text: str) -> str:
@@ -97,7 +101,7 @@ def _kept_space(match: re.Match[str]) -> str:
 def unwrap(text: str) -> str:
     r"""The content where one `\boxed`, `\text` or pair of braces holds all of the text."""
     while (match := _WRAPPED.fullmatch(text)) and is_balanced(match[1]):
-        text = match[1].strip()
+        text = _unended(match[1])
     return text
 
 

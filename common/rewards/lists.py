@@ -98,7 +98,7 @@ class Matcher:
         if left and right:
             return left[0] == right[0] and self.is_same(left[1], right[1], tolerance)
         if left or right:
-            sides = (left[1] if left else gold, right[1] if right else answer)
+            sides = (rf"{left[0]} \in {left[1]}" if left else gold, rf"{right[0]} \in {right[1]}" if right else answer)
             if not (wanted and given):
                 return self.is_same(*sides, tolerance)
         return len(wanted) == len(given) and all(
@@ -112,6 +112,8 @@ class Matcher:
         (wanted, gold_set), (given, answer_set) = _named(gold, _IN), _named(answer, _IN)
         if wanted is None and given is None:
             return None
+        if None in (wanted, given) and re.search(_IN, gold if wanted is None else answer):
+            return False  # `not x \in [1,2]`
         return (wanted is None or given is None or wanted == given) and self.is_same(gold_set, answer_set, tolerance)
 
     def _equations(self, gold: str, answer: str, tolerance: Tolerance) -> bool | None:
@@ -170,9 +172,9 @@ class Matcher:
 def items(text: str) -> list[str]:
     r"""Parts of a list or set: at commas, semicolons and `and` outside of brackets, `\pm` as two. A number with commas is one."""
     text = latex.unwrap(text)
-    if text.startswith(r"\{") and text.endswith(r"\}") and len(latex.cut(text, r"(?<=\\\})(?=.)")) == 1:
+    if text.startswith(r"\{") and text.endswith(r"\}") and latex.is_balanced(text[2:-2].replace(r"\{", "{").replace(r"\}", "}")):
         text = text[2:-2].strip()
-    if numbers.read(text) is not None:
+    if numbers.read_plain(text) is not None:
         return [text]
     parts = [part for part in latex.cut(text, _COMMA) if part]
     if len(parts) > 1 and (name := _named(parts[0], _IN)[0]) and not any(_named(part, _IN)[0] for part in parts[1:]):

@@ -8,6 +8,7 @@ A unit after the number is left out, whatever it is: it is one where its words a
 (`dollars per hour`), and none of those that hedge, negate or count (`or`, `not`, `dozen`).
 """
 
+import functools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -53,13 +54,14 @@ _HEDGES = """
 """
 _NO_UNIT = frozenset(_HEDGES.split())
 _BASES = "m s g J N W V A C K T F H L l Hz Pa eV mol cal bar rad Wb lx Torr"
-_OTHERS = "h d D B S u R yr hr mi ft in lb oz yd gal pt qt AU pc ly dB of per atm rpm mph kph sq cu cc deg KJ kPA JK"
+_OTHERS = "h d D B S u yr hr mi ft in lb oz yd gal pt qt AU pc ly dB of per atm rpm mph kph sq cu cc deg KJ kPA JK"
 _SHORT = frozenset(prefix + base for prefix in ("", *"fpnuμmcdkMGT") for base in _BASES.split()) | frozenset(_OTHERS.split())
 _UNIT_COMMANDS = frozenset(("cdot", "mu", "Omega", "AA", "alpha", "frac", "text", "ell"))
 _UNIT_TOKEN = re.compile(
     r"\s+|\\(?P<command>[a-zA-Z]+)|(?P<word>[A-Za-zμ]+)|(?P<power>\^\s*(?:\{\s*[-+]?\s*\d\s*\}|[-+]?\d))|(?P<digit>[2-6](?![\d.]))"
     r"|(?P<circle>\^\s*\{\s*\\circ\s*\})|(?P<close>[)}\]])|(?P<join>-(?=[a-zA-Z])|;)|[/*.({\['%]"
 )
+_SEVERAL = re.compile(r"[,;]|\\text|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])")  # x = 1 or x = 2
 _FACTOR = re.compile(r"^[^a-zA-Z\\]*(?:\\frac(?:\{[^{}]*\}){2})?(?:\\times *10\^\{[-\d]*\})? *(?![eE][-+]?\d)[a-zA-Z]")
 _PERCENT = re.compile(r"%|(?<![a-zA-Z])(?:percent|percentage|pct)(?![a-zA-Z])")
 
@@ -78,8 +80,14 @@ def read(text: str, *, has_bare_unit: bool = True) -> Number | None:
 
     Without `has_bare_unit` a letter right after the number is a factor (`6m`), and only `6 \text{ m}` has a unit.
     """
-    parts = latex.cut(latex.unwrap(latex.plain(text)), _RELATION)
-    if not has_bare_unit and _FACTOR.search(parts[-1]):
+    return read_plain(latex.plain(text), has_bare_unit=has_bare_unit)
+
+
+@functools.lru_cache(maxsize=4096)
+def read_plain(text: str, *, has_bare_unit: bool = True) -> Number | None:
+    """As `read`, of a text that `latex.plain` returned."""
+    parts = latex.cut(latex.unwrap(text), _RELATION)
+    if (not has_bare_unit and _FACTOR.search(parts[-1])) or any(_SEVERAL.search(part) for part in parts[1:-1]):
         return None
     if len(parts) > 1 and not (parts[0] == "" or is_symbol(parts[0])):
         return None
@@ -99,7 +107,7 @@ def same(gold: Number, answer: Number, tolerance: Fraction | None = None, *, is_
     """Equal, or within `tolerance` (inclusive). Where one side alone has a percent sign, it is read either way."""
     pairs = [(gold.value, answer.value)]
     if gold.is_percent != answer.is_percent:
-        pairs.append((gold.value / 100, answer.value) if gold.is_percent else (gold.value, answer.value / 100))
+        pairs.append((gold.value, answer.value * 100) if gold.is_percent else (gold.value, answer.value / 100))
     if tolerance is None:
         return any(left == right or _is_written_for(left, right, gold, answer) for left, right in pairs)
     return any(abs(left - right) <= tolerance * (abs(left) if is_relative else 1) for left, right in pairs)

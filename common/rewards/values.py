@@ -118,8 +118,9 @@ class _Reader:
                 return node
 
     def _adjacent(self, left: Node) -> Node:
+        is_fraction = self.token == r"\frac"
         right = self._power()
-        whole, part = left[0] == "number", right[:1] == ("divide",) and right[1][0] == right[2][0] == "number"
+        whole, part = left[0] == "number" and is_fraction, right[:1] == ("divide",) and right[1][0] == right[2][0] == "number"
         if whole and part and isinstance(left[1], int) and isinstance(right[1][1], int) and 0 < right[1][1] < right[2][1]:
             return ("add", left, right)  # a mixed number
         if right[0] == "number":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.rewards.answers import extract, extract_number, same_number
+from common.rewards.answers import all_boxed, extract, extract_number, last_boxed, same_number
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,8 @@ from common.rewards.answers import extract, extract_number, same_number
         (r"<answer>1</answer> \boxed{2}", "1"),
         (r"<think>\boxed{1}</think>so \boxed{2}", "2"),
         (r"no opening tag \boxed{1}</think>=3", "3"),
+        (r"\boxed{4} then \boxed{5", "4"),
+        (r"\boxed{4} = 3", "4"),
     ],
 )
 def test_the_default_rule_finds(response: str, answer: str) -> None:
@@ -41,7 +43,6 @@ def test_the_default_rule_finds(response: str, answer: str) -> None:
         "2</answer>",
         r"\boxed{}",
         r"\boxed{5",
-        r"\boxed{4} then \boxed{5",
         r"\boxed{{5}",
         r"<think> \boxed{5} and then",
         "done</think> wait <think> = 5",
@@ -49,6 +50,37 @@ def test_the_default_rule_finds(response: str, answer: str) -> None:
 )
 def test_the_default_rule_finds_nothing(response: str) -> None:
     assert extract(response) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "boxes"),
+    [
+        (r"\boxed{1}, \fbox{2} and \boxed {3}", ["1", "2", "3"]),
+        ("\\boxed\n{1}", ["1"]),
+        (r"\boxed{\boxed{5} + \fbox{1}}", [r"\boxed{5} + \fbox{1}"]),  # of nested boxes the outermost
+        (r"\boxed{4 and then \boxed{5}", ["5"]),  # the outer one never closes
+        (r"\boxed{\{1, 2\}}", [r"\{1, 2\}"]),
+        (r"\boxed{\{1, 2}", [r"\{1, 2"]),  # an escaped brace is no brace
+        (r"\boxed{1\}", []),
+        (r"}} { \boxed{5} {", ["5"]),
+        (r"\boxed{\frac{1}{2}}", [r"\frac{1}{2}"]),
+        (r"\\boxed{5}", ["5"]),  # as in a string that was escaped twice
+        (r"\boxed{", []),
+        (r"\boxed{{5}", []),
+        (r"\boxed{}", [""]),
+        (r"\boxed 5, boxed{5}, \boxedtext{5}", []),
+        ("", []),
+    ],
+)
+def test_complete_boxes(text: str, boxes: list[str]) -> None:
+    assert all_boxed(text) == boxes
+    assert last_boxed(text) == (boxes[-1] if boxes else None)
+
+
+def test_many_boxes_take_one_pass() -> None:
+    assert len(all_boxed(r"\boxed{1}" * 20_000)) == 20_000
+    assert all_boxed(r"\boxed{" * 20_000) == []
+    assert all_boxed(r"\boxed{" * 20_000 + "}" * 20_000)[0].count("boxed") == 19_999
 
 
 def test_a_pattern_replaces_the_rule_and_its_last_match_counts() -> None:
