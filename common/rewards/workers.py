@@ -21,9 +21,10 @@ from typing import Any
 import psutil
 
 from common.protocols import Score
-from common.rewards.nursery import LENGTH
+from common.rewards.nursery import DEMOTIONS, LENGTH
 from common.rewards.worker import FRAME, Setup
 
+LEVELS = len(DEMOTIONS)
 MAX_ANSWER = 2**26  # bytes; what claims to be longer is no answer
 _BYTES = 2**18
 _START = (
@@ -66,7 +67,8 @@ class Worker:
     pid: int | None = None
     call: Call | None = None
     is_overdue: bool = False  # its call no longer counts as one of `workers`
-    is_demoted: bool = False
+    is_new: bool = True  # it has answered nothing yet
+    level: int = 0  # how often it was demoted, which cannot be undone
     has_started: bool = False  # it has been ready
     has_lost: bool = False  # its call was never read
     fate: str = ""  # why it was killed, where its call has not been answered
@@ -84,6 +86,7 @@ class Worker:
     def rest(self, cpu_s: float) -> None:
         """Its call is answered; the process has used `cpu_s` so far."""
         self.state, self.call, self.is_overdue, self.cpu_s = State.IDLE, None, False, cpu_s
+        self.is_new = False
 
     def send(self) -> bool:
         """Write what the channel takes; True if something is left."""
@@ -171,13 +174,9 @@ class Nursery:
             socket.send_fds(self.control, [_line("fork", number)], [theirs.fileno()])
         return Worker(number=number, channel=ours)
 
-    def kill(self, number: int) -> None:
-        """End the worker, whatever it does, and all that it has started."""
-        self.control.sendall(_line("kill", number))
-
-    def demote(self, number: int) -> None:
-        """Take the worker's claim on a core from it, for good."""
-        self.control.sendall(_line("demote", number))
+    def tell(self, command: str, number: int) -> None:
+        """`kill` the worker, whatever it does, with all that it has started; or one of DEMOTIONS."""
+        self.control.sendall(_line(command, number))
 
     def news(self) -> list[list[Any]]:
         """What it said (module `nursery`). Raises EOFError once it has ended."""
