@@ -20,6 +20,7 @@ from common.protocols import Score
 from common.records import Verdict
 from common.rewards.clocks import Clocks
 from common.rewards.staff import STARTS, Staff
+from common.rewards.usage import Usage
 from common.rewards.worker import Setup
 from common.rewards.workers import LEVELS, BrokenAnswerError, Call, State, Worker
 
@@ -27,7 +28,7 @@ MAX_OVERDUE = 32
 SPARE = 1  # workers that wait beyond those in use
 _SURPLUS = 3  # more of them that are kept where calls are no longer overdue
 TRIES = 3  # of a call whose worker was lost before it read it
-_POLL_S = 0.02  # between two looks at an overdue call's CPU time
+_POLL_S = 0.01  # between two looks at what a long call has had of the cores
 
 
 class Dispatcher:
@@ -110,7 +111,8 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         room = self._num_workers - sum(not worker.is_overdue for worker in self._staff.of(State.BUSY))
-        idle = self._staff.of(State.IDLE)
+        # The most experienced last: its caches are warm.
+        idle = sorted(self._staff.of(State.IDLE), key=lambda worker: worker.num_answered)
         while self._queue and idle and room > 0:
             call = self._queue.popleft()
             if not call.future.cancelled():
@@ -121,13 +123,10 @@ class Dispatcher:
         """Seconds until a clock runs out."""
         now_s = time.monotonic()
         moments = []
-        may_be_overdue = self._num_overdue() < MAX_OVERDUE
         for worker in self._staff.of(State.BUSY):
             moments.append(worker.since_s + self._limit_s)
-            if worker.is_overdue and worker.level < LEVELS:
-                moments.append(now_s + _POLL_S)
-            elif not worker.is_overdue and may_be_overdue:
-                moments.append(worker.since_s + self._clocks.overdue_s(is_first=worker.is_new))
+            if worker.level < LEVELS:
+                moments.append(max(worker.since_s + self._clocks.overdue_s, now_s + _POLL_S))
         return max(0.0, min(moments) - now_s) if moments else None
 
     def _watch(self, worker: Worker) -> None:
@@ -140,9 +139,12 @@ class Dispatcher:
             _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=running_s))
             worker.call = None
             self._staff.kill(worker)
-        elif running_s >= self._clocks.overdue_s(is_first=worker.is_new):
-            worker.is_overdue = worker.is_overdue or self._num_overdue() < MAX_OVERDUE
-            if worker.level < LEVELS and worker.used_cpu_s() >= self._clocks.demote_s(is_first=worker.is_new)[worker.level]:
+        elif running_s >= self._clocks.overdue_s and worker.level < LEVELS:
+            used = worker.used()
+            worker.is_overdue = worker.is_overdue or (
+                running_s - used.starved_s >= self._clocks.overdue_s and self._num_overdue() < MAX_OVERDUE
+            )
+            if worker.is_overdue and used.cpu_s >= self._clocks.demote_s * (worker.level + 1):
                 self._staff.demote(worker)
 
     def _hear(self, worker: Worker, number: int, content: Any) -> None:
@@ -150,12 +152,13 @@ class Dispatcher:
         if call is None or number != call.number:
             raise BrokenAnswerError
         try:
-            score, cpu_s = _score_of(content["score"]), float(content["cpu_s"])
+            score, usage = _score_of(content["score"]), Usage(*map(float, content["usage"]))
         except (KeyError, TypeError, ValueError) as error:
             raise BrokenAnswerError from error
         _answer(call, score)
-        self._clocks.note(score.duration_s, is_first=worker.is_new)
-        worker.rest(cpu_s)
+        used = usage.since(worker.usage)
+        self._clocks.note(max(0.0, score.duration_s - used.starved_s), used.cpu_s)
+        worker.rest(usage)
         if worker.level > 0 or self._staff.num_alive() > self._num_wanted() + _SURPLUS:
             self._staff.kill(worker)
 

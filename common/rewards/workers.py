@@ -18,10 +18,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from common.protocols import Score
 from common.rewards.nursery import DEMOTIONS, LENGTH
+from common.rewards.usage import Usage
 from common.rewards.worker import FRAME, Setup
 
 LEVELS = len(DEMOTIONS)
@@ -67,12 +66,12 @@ class Worker:
     pid: int | None = None
     call: Call | None = None
     is_overdue: bool = False  # its call no longer counts as one of `workers`
-    is_new: bool = True  # it has answered nothing yet
+    num_answered: int = 0
     level: int = 0  # how often it was demoted, which cannot be undone
     has_started: bool = False  # it has been ready
     has_lost: bool = False  # its call was never read
     fate: str = ""  # why it was killed, where its call has not been answered
-    cpu_s: float = 0.0  # of the process, when its last call ended
+    usage: Usage = field(default_factory=Usage)  # when its last call ended
     _out: bytes = b""
     _in: bytearray = field(default_factory=bytearray)
 
@@ -83,10 +82,10 @@ class Worker:
         self._out = FRAME.pack(len(call.body), call.number) + call.body
         self.send()
 
-    def rest(self, cpu_s: float) -> None:
-        """Its call is answered; the process has used `cpu_s` so far."""
-        self.state, self.call, self.is_overdue, self.cpu_s = State.IDLE, None, False, cpu_s
-        self.is_new = False
+    def rest(self, usage: Usage) -> None:
+        """Its call is answered."""
+        self.state, self.call, self.is_overdue, self.usage = State.IDLE, None, False, usage
+        self.num_answered += 1
 
     def send(self) -> bool:
         """Write what the channel takes; True if something is left."""
@@ -129,15 +128,9 @@ class Worker:
             self.has_lost = True
         return False
 
-    def used_cpu_s(self) -> float:
-        """CPU seconds of the present call."""
-        if self.pid is None:
-            return 0.0
-        try:
-            times = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:  # it has just ended
-            return 0.0
-        return times.user + times.system - self.cpu_s
+    def used(self) -> Usage:
+        """By the present call."""
+        return Usage() if self.pid is None else Usage.of(self.pid).since(self.usage)
 
 
 class Nursery:
