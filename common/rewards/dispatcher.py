@@ -1,13 +1,13 @@
 """One thread that gives calls to workers and keeps their clocks.
 
-A call is *overdue* when it has run ten times as long as the median one, and SLOW_S at least: from then on it does not count as
-one of the `workers` calls that run side by side, and a spare worker takes the next. An overdue call that has used that much CPU
-time is demoted: it goes on, but only where nobody else wants the core. (CPU time, so that a call that a busy machine starves is
-not punished for it.) A demoted worker cannot be given its priority back, so it is replaced after its call. Hence a call that
-hangs costs the others the little that it uses before it is overdue. MAX_OVERDUE bounds the memory; beyond it calls wait.
+A call is *overdue* when it has run far longer than others do (`clocks`): from then on it does not count as one of the `workers`
+calls that run side by side, and a spare worker takes the next. A worker whose overdue call has used much CPU time is demoted,
+in two steps: first it gets a tenth of the others' share of a core, then only what nobody else wants. (CPU time, so that a call
+that a busy machine starves is not punished for it.) A demoted worker cannot be given its priority back, so it is replaced after
+its call. Hence a call that hangs costs the others the little that it uses before. MAX_OVERDUE bounds the memory; beyond it
+calls wait.
 """
 
-import statistics
 import threading
 import time
 from collections import deque
@@ -18,16 +18,17 @@ from typing import Any
 
 from common.protocols import Score
 from common.records import Verdict
+from common.rewards.clocks import Clocks
 from common.rewards.staff import STARTS, Staff
+from common.rewards.usage import Usage
 from common.rewards.worker import Setup
-from common.rewards.workers import BrokenAnswerError, Call, State, Worker
+from common.rewards.workers import LEVELS, BrokenAnswerError, Call, State, Worker
 
-SLOW_S = 0.1  # no call is overdue before
-SLOW_FACTOR = 10  # times the median of the last calls
 MAX_OVERDUE = 32
+SPARE = 1  # workers that wait beyond those in use
+_SURPLUS = 3  # more of them that are kept where calls are no longer overdue
 TRIES = 3  # of a call whose worker was lost before it read it
-_POLL_S = 0.02  # between two looks at an overdue call's CPU time
-_HISTORY = 64  # calls
+_POLL_S = 0.01  # between two looks at what a long call has had of the cores
 
 
 class Dispatcher:
@@ -38,8 +39,7 @@ class Dispatcher:
         self.ready: Future[None] = self._staff.ready  # the first worker; or why there is none
         self._num_workers = num_workers
         self._limit_s = limit_s
-        self._slow_s = limit_s / 5  # until a call has been answered
-        self._durations: deque[float] = deque(maxlen=_HISTORY)
+        self._clocks = Clocks(limit_s)
         self._inbox: deque[Call] = deque()
         self._queue: deque[Call] = deque()
         self._is_ended = False
@@ -106,12 +106,13 @@ class Dispatcher:
         return sum(worker.is_overdue for worker in self._staff.of(State.BUSY))
 
     def _num_wanted(self) -> int:
-        """Workers for the calls that count, for those that are overdue, and one to spare."""
-        return self._num_workers + min(self._num_overdue() + 1, MAX_OVERDUE)
+        """Workers for the calls that count, for those that are overdue, and some to spare."""
+        return self._num_workers + min(self._num_overdue() + SPARE, MAX_OVERDUE)
 
     def _dispatch(self) -> None:
         room = self._num_workers - sum(not worker.is_overdue for worker in self._staff.of(State.BUSY))
-        idle = self._staff.of(State.IDLE)
+        # The most experienced last: its caches are warm.
+        idle = sorted(self._staff.of(State.IDLE), key=lambda worker: worker.num_answered)
         while self._queue and idle and room > 0:
             call = self._queue.popleft()
             if not call.future.cancelled():
@@ -122,13 +123,10 @@ class Dispatcher:
         """Seconds until a clock runs out."""
         now_s = time.monotonic()
         moments = []
-        may_be_overdue = self._num_overdue() < MAX_OVERDUE
         for worker in self._staff.of(State.BUSY):
             moments.append(worker.since_s + self._limit_s)
-            if worker.is_overdue and not worker.is_demoted:
-                moments.append(now_s + _POLL_S)
-            elif not worker.is_overdue and may_be_overdue:
-                moments.append(worker.since_s + self._slow_s)
+            if worker.level < LEVELS:
+                moments.append(max(worker.since_s + self._clocks.overdue_s, now_s + _POLL_S))
         return max(0.0, min(moments) - now_s) if moments else None
 
     def _watch(self, worker: Worker) -> None:
@@ -141,9 +139,12 @@ class Dispatcher:
             _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=running_s))
             worker.call = None
             self._staff.kill(worker)
-        elif running_s >= self._slow_s:
-            worker.is_overdue = worker.is_overdue or self._num_overdue() < MAX_OVERDUE
-            if worker.is_overdue and not worker.is_demoted and worker.used_cpu_s() >= self._slow_s:
+        elif running_s >= self._clocks.overdue_s and worker.level < LEVELS:
+            used = worker.used()
+            worker.is_overdue = worker.is_overdue or (
+                running_s - used.starved_s >= self._clocks.overdue_s and self._num_overdue() < MAX_OVERDUE
+            )
+            if worker.is_overdue and used.cpu_s >= self._clocks.demote_s * (worker.level + 1):
                 self._staff.demote(worker)
 
     def _hear(self, worker: Worker, number: int, content: Any) -> None:
@@ -151,14 +152,14 @@ class Dispatcher:
         if call is None or number != call.number:
             raise BrokenAnswerError
         try:
-            score, cpu_s = _score_of(content["score"]), float(content["cpu_s"])
+            score, usage = _score_of(content["score"]), Usage(*map(float, content["usage"]))
         except (KeyError, TypeError, ValueError) as error:
             raise BrokenAnswerError from error
         _answer(call, score)
-        self._durations.append(score.duration_s)
-        self._slow_s = max(SLOW_S, SLOW_FACTOR * statistics.median(self._durations))
-        worker.rest(cpu_s)
-        if worker.is_demoted or self._staff.num_alive() > self._num_wanted():
+        used = usage.since(worker.usage)
+        self._clocks.note(max(0.0, score.duration_s - used.starved_s), used.cpu_s)
+        worker.rest(usage)
+        if worker.level > 0 or self._staff.num_alive() > self._num_wanted() + _SURPLUS:
             self._staff.kill(worker)
 
     def _lose(self, worker: Worker, reason: str) -> None:

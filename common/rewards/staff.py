@@ -12,6 +12,7 @@ from typing import Any
 
 from common import errors
 from common.errors import RunError
+from common.rewards.nursery import DEMOTIONS
 from common.rewards.worker import Setup
 from common.rewards.workers import BrokenAnswerError, Call, Nursery, State, Worker
 
@@ -102,9 +103,9 @@ class Staff:
             self._command("kill", worker)
 
     def demote(self, worker: Worker) -> None:
-        """From now on it runs only where nobody else wants the core."""
-        worker.is_demoted = True
-        self._command("demote", worker)
+        """One step down: its share of a core is less from now on."""
+        worker.level += 1
+        self._command(DEMOTIONS[worker.level - 1], worker)
 
     def wait(self, patience_s: float | None) -> None:
         """Until something happens, and then deal with it."""
@@ -145,10 +146,10 @@ class Staff:
         with contextlib.suppress(InvalidStateError):
             self.ready.set_exception(error)
 
-    def _command(self, name: str, worker: Worker) -> None:
+    def _command(self, command: str, worker: Worker) -> None:
         with contextlib.suppress(OSError):  # the nursery's end will be told
             if self._nursery is not None:
-                getattr(self._nursery, name)(worker.number)
+                self._nursery.tell(command, worker.number)
 
     def _write(self, worker: Worker) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.send() else 0)

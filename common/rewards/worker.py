@@ -16,7 +16,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from common.errors import InputError
 from common.protocols import Score
 from common.records import Verdict
 from common.rewards import scorers
+from common.rewards.usage import Usage
 
 FRAME = struct.Struct("!IQ")
 
@@ -74,7 +74,8 @@ def _answer(function: str | None, call: bytes) -> dict[str, Any]:
         fields = asdict(Score(reward=None, status=Verdict.ERROR, reason=reason))
     else:
         fields = asdict(scorers.score(function, task, response))
-    return {"score": fields, "cpu_s": time.process_time()}
+    usage = Usage.of(os.getpid())
+    return {"score": fields, "usage": [usage.cpu_s, usage.starved_s]}
 
 
 def _send(channel: socket.socket, number: int, answer: object) -> None:

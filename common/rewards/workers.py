@@ -18,12 +18,12 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from common.protocols import Score
-from common.rewards.nursery import LENGTH
+from common.rewards.nursery import DEMOTIONS, LENGTH
+from common.rewards.usage import Usage
 from common.rewards.worker import FRAME, Setup
 
+LEVELS = len(DEMOTIONS)
 MAX_ANSWER = 2**26  # bytes; what claims to be longer is no answer
 _BYTES = 2**18
 _START = (
@@ -66,11 +66,12 @@ class Worker:
     pid: int | None = None
     call: Call | None = None
     is_overdue: bool = False  # its call no longer counts as one of `workers`
-    is_demoted: bool = False
+    num_answered: int = 0
+    level: int = 0  # how often it was demoted, which cannot be undone
     has_started: bool = False  # it has been ready
     has_lost: bool = False  # its call was never read
     fate: str = ""  # why it was killed, where its call has not been answered
-    cpu_s: float = 0.0  # of the process, when its last call ended
+    usage: Usage = field(default_factory=Usage)  # when its last call ended
     _out: bytes = b""
     _in: bytearray = field(default_factory=bytearray)
 
@@ -81,9 +82,10 @@ class Worker:
         self._out = FRAME.pack(len(call.body), call.number) + call.body
         self.send()
 
-    def rest(self, cpu_s: float) -> None:
-        """Its call is answered; the process has used `cpu_s` so far."""
-        self.state, self.call, self.is_overdue, self.cpu_s = State.IDLE, None, False, cpu_s
+    def rest(self, usage: Usage) -> None:
+        """Its call is answered."""
+        self.state, self.call, self.is_overdue, self.usage = State.IDLE, None, False, usage
+        self.num_answered += 1
 
     def send(self) -> bool:
         """Write what the channel takes; True if something is left."""
@@ -126,15 +128,9 @@ class Worker:
             self.has_lost = True
         return False
 
-    def used_cpu_s(self) -> float:
-        """CPU seconds of the present call."""
-        if self.pid is None:
-            return 0.0
-        try:
-            times = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:  # it has just ended
-            return 0.0
-        return times.user + times.system - self.cpu_s
+    def used(self) -> Usage:
+        """By the present call."""
+        return Usage() if self.pid is None else Usage.of(self.pid).since(self.usage)
 
 
 class Nursery:
@@ -171,13 +167,9 @@ class Nursery:
             socket.send_fds(self.control, [_line("fork", number)], [theirs.fileno()])
         return Worker(number=number, channel=ours)
 
-    def kill(self, number: int) -> None:
-        """End the worker, whatever it does, and all that it has started."""
-        self.control.sendall(_line("kill", number))
-
-    def demote(self, number: int) -> None:
-        """Take the worker's claim on a core from it, for good."""
-        self.control.sendall(_line("demote", number))
+    def tell(self, command: str, number: int) -> None:
+        """`kill` the worker, whatever it does, with all that it has started; or one of DEMOTIONS."""
+        self.control.sendall(_line(command, number))
 
     def news(self) -> list[list[Any]]:
         """What it said (module `nursery`). Raises EOFError once it has ended."""
