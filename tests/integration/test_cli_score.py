@@ -65,7 +65,8 @@ def running() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def start(running: list[subprocess.Popen[bytes]], *words: object, **options: Any) -> subprocess.Popen[bytes]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*COMMAND, *map(str, words)], cwd=ROOT, **{**pipes, **options})
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # which would hide a missing flush
+    process = subprocess.Popen([*COMMAND, *map(str, words)], cwd=ROOT, env=env, **{**pipes, **options})
     running.append(process)
     return process
 
