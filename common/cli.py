@@ -24,6 +24,8 @@ except ModuleNotFoundError as error:
 
 _RECORDING = ("train", "compare")  # commands whose run directory is there while they run
 
+_KEPT = {"score": "what was scored is on stdout"}
+
 # Typer has brought its own click along since 0.20, so the classes are reached through what it exports.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
@@ -264,8 +266,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _interrupted(arguments: list[str]) -> int:
-    records = bool(arguments) and arguments[0] in _RECORDING
-    return _fail(130, "interrupted; what was recorded is in the run directory" if records else "interrupted; nothing was kept")
+    command = arguments[0] if arguments else ""
+    kept = "what was recorded is in the run directory" if command in _RECORDING else _KEPT.get(command, "nothing was kept")
+    return _fail(130, f"interrupted; {kept}")
 
 
 def _fail(code: int, message: str) -> int:

@@ -1,4 +1,4 @@
-"""Commands around problems and answers, of the command line in `common.cli`: what a workload holds."""
+"""Commands around problems and answers, of the command line in `common.cli`: what a workload holds, verdicts on a file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -41,3 +41,25 @@ def show(
     from common.commands.workloads import show_workload
 
     write_json(json_file, show_workload(source, overrides or [], rows, model, Console()))
+
+
+@app.command()
+def score(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines of workload, gold, response; - for stdin.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Such as rewards.weights.format=0.2")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="By default one a core.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="S", help="Seconds of one verdict.", show_default=False)
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Score responses: the same lines come out with reward, status, extracted answer and reason. Settings: rewards.KEY=VALUE."""
+    from common.commands.score import score as command
+    from common.commands.score import settings
+
+    result, is_clean = command(file, settings(overrides or [], workers, timeout))
+    write_json(json_file, result)
+    if not is_clean:
+        raise typer.Exit(1)

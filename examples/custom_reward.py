@@ -14,10 +14,11 @@ from typing import Any
 def score(task: dict[str, Any], response: str) -> tuple[float, str]:
     """Reward and, for the records, why. A plain float will do as well.
 
-    `task` is what the workload stored with the problem. For `jsonl`: task["gold"], and task["row"] with every field of the line.
-    For reasoning-gym: task["entry"] with question, answer and metadata.
+    `task` is what the workload stored with the problem, with task["num_tokens"] of the response and its task["finish_reason"].
+    Of data from files: task["gold"]; for `jsonl` also task["row"] with every field of the line. For reasoning-gym: task["entry"]
+    with question, answer and metadata.
     """
-    gold = task["gold"] if task["workload"] == "jsonl" else task["entry"]["answer"]
+    gold = task["entry"]["answer"] if task["workload"] == "reasoning_gym" else task["gold"]
     numbers = re.findall(r"-?\d+", response)
     if not numbers or numbers[-1] != gold:
         return 0.0, "the last number is not the answer"

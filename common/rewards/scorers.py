@@ -2,27 +2,30 @@
 
     task["workload"]   scored by
     reasoning_gym      the data set's own scorer, built from task["dataset"] and task["options"], on the decoded entry
-    jsonl              the last number, box or marked answer, by value, against task["gold"]
-    any                the user's `rewards.function` where one is set
+    CHECKED, jsonl     `common.rewards.checkers`, against task["gold"]
+    any                the user's `rewards.function` where one is set: a finite number, or (number, reason)
 
 Verdicts: OK from reward 1.0 on, WRONG below it (partial credit is kept), NO_ANSWER with reward 0.0 where no answer could be
-extracted (a data set's consolation for an empty answer is not given). A user's function extracts for itself.
+extracted (a data set's consolation for an empty answer is not given). A user's function extracts for itself. Weighted parts:
+`common.rewards.verifier`.
 """
 
 import functools
 import json
-import math
 import time
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any
 
-from common.errors import DataError, explain
+from common.errors import DataError, explain, is_finite
 from common.protocols import Score
 from common.records import Verdict
-from common.rewards.answers import extract, extract_number, same_number
+from common.rewards.answers import extract
+from common.rewards.checkers import CHECKED, check
 from common.rewards.functions import load_function
 from common.workloads.plain import decode
+
+# A call that brings in every package that a checker may need.
+_SLOWEST = ({"workload": "math500", "gold": r"\sum_{k=1}^{n} k"}, r"\boxed{\frac{n(n+1)}{2}}")
 
 
 def warm_up(function: str | None, tasks: Iterable[dict[str, Any]]) -> None:
@@ -33,6 +36,8 @@ def warm_up(function: str | None, tasks: Iterable[dict[str, Any]]) -> None:
     for task in tasks:
         if task.get("workload") == "reasoning_gym":
             _data_set(task["dataset"], _key(task))
+        elif task.get("workload") in CHECKED or task.get("answer_kind") == "math":
+            check(*_SLOWEST)
 
 
 def score(function: str | None, task: dict[str, Any], response: str) -> Score:
@@ -42,7 +47,7 @@ def score(function: str | None, task: dict[str, Any], response: str) -> Score:
         fields = _score(function, task, response)
     except MemoryError:
         fields = {"reward": 0.0, "status": Verdict.TIMEOUT, "reason": "the memory limit was reached"}
-    except BaseException as error:  # a stranger's code: SystemExit must not travel to the driver either
+    except Exception as error:
         fields = _error(f"{type(error).__name__}: {error}")
     return Score(**fields, duration_s=time.perf_counter() - start)
 
@@ -52,16 +57,24 @@ def _score(function: str | None, task: dict[str, Any], response: str) -> dict[st
         return _own(function, task, response)
     if task["workload"] == "reasoning_gym":
         return _reasoning_gym(task, response)
-    if task["workload"] == "jsonl":
-        return _number(task, response)
-    rule = "must be reasoning_gym or jsonl unless rewards.function is set"
+    if task["workload"] == "jsonl" or task["workload"] in CHECKED:
+        return check(task, response)
+    rule = f"must be reasoning_gym, jsonl, {', '.join(sorted(CHECKED))} unless rewards.function is set"
     raise DataError(explain("task.workload", rule, task["workload"], "set rewards.function"))
 
 
 def _own(path: str, task: dict[str, Any], response: str) -> dict[str, Any]:
-    result = _function(path)(task, response)
-    value, reason = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
-    return _rated(value, reason=str(reason), source=f"{path} returned")
+    try:
+        result = _function(path)(task, response)
+    except MemoryError:
+        raise
+    except BaseException as error:  # a stranger's code: SystemExit must not travel to the driver either
+        return _error(f"{path} raised {type(error).__name__}: {error}")
+    if not isinstance(result, tuple):
+        return _rated(result, source=f"{path} returned")
+    if len(result) != 2 or not isinstance(result[1], str):
+        return _error(f"{path} returned {_show(result)} where (number, reason in words) is due")
+    return _rated(result[0], reason=_line(result[1]), source=f"{path} returned")
 
 
 def _reasoning_gym(task: dict[str, Any], response: str) -> dict[str, Any]:
@@ -72,25 +85,31 @@ def _reasoning_gym(task: dict[str, Any], response: str) -> dict[str, Any]:
     return _rated(reward, extracted=answer, source=f"the scorer of {task['dataset']} returned")
 
 
-def _number(task: dict[str, Any], response: str) -> dict[str, Any]:
-    answer = extract_number(response, task.get("answer_pattern"))
-    if answer is None:
-        return _NO_ANSWER
-    return _rated(float(same_number(answer, task["gold"])), extracted=answer)
-
-
 def _rated(value: object, *, extracted: str = "", reason: str = "", source: str = "") -> dict[str, Any]:
-    if not isinstance(value, Real):
-        return _error(f"{source} {type(value).__name__} where a number is due")
-    reward = float(value)
-    if not math.isfinite(reward):
-        return _error(f"{source} {reward}, which is no finite number")
+    if isinstance(value, bool):
+        return _error(f"{source} {value} where a number is due; return 1.0 or 0.0")
+    if not is_finite(value):
+        return _error(f"{source} {_show(value)} where a finite number is due")
+    reward = float(value)  # type: ignore[arg-type]  # what is_finite found out
     status = Verdict.OK if reward >= 1.0 else Verdict.WRONG
     return {"reward": reward, "status": status, "extracted": extracted, "reason": reason}
 
 
 def _error(reason: str) -> dict[str, Any]:
-    return {"reward": None, "status": Verdict.ERROR, "reason": " ".join(reason.split())[:300]}
+    return {"reward": None, "status": Verdict.ERROR, "reason": _line(reason)}
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _show(value: object) -> str:
+    """`'1.0' (str)`, cut; a stranger's `repr` may raise."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = "a value"
+    return f"{text[:80]} ({type(value).__name__})"
 
 
 _NO_ANSWER: dict[str, Any] = {"reward": 0.0, "status": Verdict.NO_ANSWER, "reason": "no answer found"}
