@@ -8,6 +8,7 @@
 # make speed    tokens a second of the JAX and of the torch trainer (3 minutes)
 # make bench    the scheduling core at a million requests, the controller's own time, a simulated round of 800,000 (10 minutes)
 # make paper    the paper's settings simulated, on three seeds, against their marks; refits what is fitted (2 minutes)
+# make verifiers  verdicts a second, and what answers that never end cost the others, against their marks (3 minutes)
 # make grid     all schedules in 72 simulated regimes and in 54 others, against marks and a lower bound (8 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
 
@@ -19,7 +20,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed paper grid bench clean help
+.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed paper grid bench verifiers clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -67,6 +68,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/core_scale.py
 	$(BIN)/python benchmarks/controller_overhead.py
 	$(BIN)/python benchmarks/simulator_scale.py
+
+verifiers: $(STAMP)
+	$(BIN)/python benchmarks/verifier_speed.py
 
 grid: $(STAMP)
 	$(BIN)/python benchmarks/schedule_grid.py --figure docs/figures/schedule_grid.png

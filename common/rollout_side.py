@@ -194,6 +194,7 @@ class RolloutSide:
             member=member.request.member,
             status=sample.status,
             reward=sample.reward,
+            seconds=round(score.duration_s, 6),
         )
         if group.is_complete:
             if (refill := self._groups.complete(group)) is not None:

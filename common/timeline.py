@@ -13,7 +13,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | dispatch | request, group, member, replica (a request enters an engine) |
 | response | start (of its dispatch), request, group, member, replica, tokens, finish_reason, version |
 | retry | request, group, reason (rejected for its version, lost, or timed out) |
-| verify | start, group, member, status, reward |
+| verify | start, group, member, status, reward, seconds (of the verifier's call itself; runs of older versions lack it) |
 | group_complete | group, order, reward_mean, reward_std, tokens, filtered (a Reason, or null) |
 | group_drop | group, reason, detail |
 | rollout_done | |

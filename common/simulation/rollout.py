@@ -120,7 +120,9 @@ class RolloutSide:
         request, group = job.request, self._groups[job.request.order]
         if self._has_detail:
             ids = {"group": group.group_id, "member": request.member}
-            self._timeline.emit("verify", round=self._index, start=round(finished_s, 6), **ids, status=Verdict.OK, reward=None)
+            seconds = round(self._agenda.now_s - finished_s, 6)  # a modelled verifier is never busy
+            verdict = {"status": Verdict.OK, "reward": None, "seconds": seconds}
+            self._timeline.emit("verify", round=self._index, start=round(finished_s, 6), **ids, **verdict)
         group.num_missing -= 1
         group.num_tokens += job.tokens
         if not group.num_missing:

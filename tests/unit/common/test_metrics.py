@@ -173,3 +173,20 @@ def test_percentile_is_linear_between_neighbours() -> None:
     assert percentile([], 0.5) is None
     assert percentile([3], 0.9) == 3
     assert percentile([0, 10], 0.25) == 2.5
+
+
+def test_the_figures_of_the_verifier_count_verdicts_and_time_calls() -> None:
+    at = {"round": 0, "group": "r0/g0"}
+    verdicts = [("ok", 0.25), ("no_answer", 0.0), ("timeout", 1.5), ("timeout", 1.5), ("error", 0.75), ("wrong", None)]
+    events = [{"t": 0.0, "kind": "round_start", "version": 0, "num_groups": 1, "round": 0}]
+    for member, (status, seconds) in enumerate(verdicts):
+        event = {"t": 9.0, "kind": "verify", "start": 1.0, "member": member, "status": status, "reward": None, **at}
+        events.append(event if seconds is None else {**event, "seconds": seconds})  # the last is of an older version
+    (found,) = collect_rounds(events)
+    assert (found.verify_s_mean, found.verify_s_max) == (0.8, 1.5)
+    assert (found.no_answer_share, found.verifier_timeouts, found.verifier_errors) == (1 / 6, 2, 1)
+
+
+def test_an_older_timeline_has_no_times_of_verifier_calls() -> None:
+    (found,) = collect_rounds(one_round())
+    assert (found.verify_s_mean, found.verify_s_max) == (None, None)

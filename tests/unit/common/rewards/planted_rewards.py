@@ -1,15 +1,19 @@
 """Reward functions that misbehave on demand; the workers of the pool tests import this module by name."""
 
+import contextlib
 import ctypes
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 
 
 def obey(task: dict, response: str) -> object:
     """Do what the response says."""
+    if response.startswith("say "):
+        return 1.0, response[4:]
     return COMMANDS[response](task)
 
 
@@ -83,3 +87,48 @@ def one_argument(task: dict) -> float:
 
 async def coroutine(task: dict, response: str) -> float:
     return 1.0
+
+
+def write_garbage(task: dict) -> float:
+    """Over everything that could be the worker's channel."""
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"\x00\x00\x00\x05garbage that is no frame")
+    return 1.0
+
+
+def close_all(task: dict) -> float:
+    os.closerange(3, 64)
+    time.sleep(3600)
+    return 1.0
+
+
+def fork_and_both_return(task: dict) -> float:
+    os.fork()
+    return 1.0
+
+
+def leave_a_child(task: dict) -> float:
+    child = subprocess.Popen(["sleep", "3600"])
+    with open(task["file"], "w") as file:  # noqa: PTH123
+        file.write(str(child.pid))
+    return huge_power(task)
+
+
+def use_cpu(task: dict) -> tuple[float, str]:
+    end = time.process_time() + task["cpu_s"]
+    while time.process_time() < end:
+        pass
+    return 1.0, str(os.getpid())
+
+
+COMMANDS |= {
+    "garbage": write_garbage,
+    "close": close_all,
+    "fork": fork_and_both_return,
+    "child": leave_a_child,
+    "cpu": use_cpu,
+    "exit 0": lambda task: os._exit(0),
+    "echo": lambda task: (1.0, task["text"]),
+    "length": lambda task: float(len(task["text"])),
+}

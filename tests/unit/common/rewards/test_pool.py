@@ -68,7 +68,8 @@ def test_a_hang_is_a_timeout_with_reward_0_and_the_next_call_works(response: str
 
 
 @pytest.mark.parametrize(
-    ("response", "cause"), [("exit", "exit code 3"), ("kill", "signal SIGKILL"), ("segfault", "signal SIGSEGV")]
+    ("response", "cause"),
+    [("exit", "exit code 3"), ("exit 0", "exit code 0"), ("kill", "signal SIGKILL"), ("segfault", "signal SIGSEGV")],
 )
 def test_a_dead_worker_is_an_error_without_reward_and_the_next_call_works(response: str, cause: str) -> None:
     dead, after = ask(response, "right", timeout_s=20)

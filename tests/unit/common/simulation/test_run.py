@@ -266,7 +266,7 @@ def test_events_stand_in_order_and_hold_what_the_timeline_documents() -> None:
         "round_start": {"version", "num_groups", "schedule"},
         "dispatch": {"request", "group", "member", "replica"},
         "response": {"start", "request", "group", "member", "replica", "tokens", "finish_reason", "version"},
-        "verify": {"start", "group", "member", "status", "reward"},
+        "verify": {"start", "group", "member", "status", "reward", "seconds"},
         "group_complete": {"group", "order", "reward_mean", "reward_std", "tokens", "filtered"},
         "rollout_done": set(),
         "wait": {"start", "on"},
