@@ -270,6 +270,8 @@ def test_absolute_tolerance() -> None:
         (r"\sum_{k=1}^{3} k", "6", True),
         (r"\sum_{k=1}^{3} k", "7", False),
         ("5", r"\operatorname{foo} 5", False),
+        (r"\max(M,2)", r"\max(m,2)", False),
+        ("52_8", r"\max(52,1)", False),  # it reads the base as nothing
     ],
 )
 def test_what_is_left_to_the_library(gold: str, answer: str, is_same: bool) -> None:
