@@ -121,12 +121,13 @@ def _number(task: dict[str, Any], answer: str) -> Fields:
 
 
 def _valued(answer: str) -> numbers.Number | None:
-    r"""The value of an expression (`\sqrt{2}`, `2+3`)."""
+    r"""The value of an expression (`\sqrt{2}`, `2+3`, `x = 2+3 = 5`)."""
     parts = latex.cut(latex.unwrap(latex.plain(answer)), "=")
-    if len(parts) > 2 or not (len(parts) == 1 or numbers.is_symbol(parts[0])):
-        return None
-    value = expressions.value(parts[-1])
-    return numbers.Number(value) if value is not None else None
+    found = [expressions.value(part) for part in parts[len(parts) > 1 and numbers.is_symbol(parts[0]) :]]
+    last = found[-1]
+    if last is None or any(value is None or abs(value - last) > abs(last) / 100 for value in found):
+        return None  # `2x = 10`, `5 = 6`
+    return numbers.Number(last)
 
 
 def _without_unit(answer: str, unit: str) -> str:

@@ -46,10 +46,13 @@ def same(gold: str, answer: str, *, is_positive: bool = False, tolerance: Fracti
     wanted = _parsed(gold)
     if wanted is None or (_LIBRARY.search(answer) and _parsed(answer) is None):
         return _by_library(gold, answer)
-    for reading in dict.fromkeys([answer, without_unit(answer) if not values.symbols(wanted) else answer]):
-        if (given := _parsed(reading)) is not None and _agree(wanted, given, left, right, tolerance, is_positive):
-            return True
-    return False
+    texts = dict.fromkeys([answer, without_unit(answer) if not values.symbols(wanted) else answer])
+    return any(
+        _agree(one, other, left, right, tolerance, is_positive)
+        for one in _readings(gold)
+        for reading in texts
+        for other in _readings(reading)
+    )
 
 
 def value(text: str) -> Fraction | None:
@@ -98,12 +101,18 @@ def _difference(sides: tuple[str, str]) -> Node | None:
 
 
 @functools.lru_cache(maxsize=512)
-def _parsed(text: str) -> Node | None:
+def _parsed(text: str, *, is_tight: bool = False) -> Node | None:
     """Cached: the answers of a group share a gold."""
     try:
-        return values.parse(text)
+        return values.parse(text, is_tight=is_tight)
     except (Unreadable, RecursionError):
         return None
+
+
+def _readings(text: str) -> list[Node]:
+    """Both ways to read `a/bc`."""
+    found = [_parsed(text), _parsed(text, is_tight=True) if "/" in text else None]
+    return [node for index, node in enumerate(found) if node is not None and node not in found[:index]]
 
 
 def _word(text: str, *, is_sure: bool = False) -> str | None:

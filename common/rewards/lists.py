@@ -171,7 +171,7 @@ class Matcher:
 
 def items(text: str) -> list[str]:
     r"""Parts of a list or set: at commas, semicolons and `and` outside of brackets, `\pm` as two. A number with commas is one."""
-    text = latex.unwrap(text)
+    whole, text = text, latex.unwrap(text)
     if text.startswith(r"\{") and text.endswith(r"\}") and latex.is_balanced(text[2:-2].replace(r"\{", "{").replace(r"\}", "}")):
         text = text[2:-2].strip()
     if numbers.read_plain(text) is not None:
@@ -179,7 +179,8 @@ def items(text: str) -> list[str]:
     parts = [part for part in latex.cut(text, _COMMA) if part]
     if len(parts) > 1 and (name := _named(parts[0], _IN)[0]) and not any(_named(part, _IN)[0] for part in parts[1:]):
         return [text] if name else parts
-    return [one for part in parts for one in _both_signs(part)] or [text]
+    found = [one for part in parts for one in _both_signs(part)]
+    return found if len(found) > 1 or (found and not whole.startswith(r"\text")) else [whole]  # a word keeps its `\text`
 
 
 def _both_signs(text: str) -> list[str]:

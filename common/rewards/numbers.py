@@ -45,7 +45,7 @@ _SYMBOL = re.compile(
 
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _HEDGES = """
-    or and to not but nor no between either neither plus minus less least most more than under over below above versus vs
+    or and to not but nor no between either neither plus minus less least most than under over below above versus vs
     dozen dozens half halves third thirds quarter quarters fourth fourths fifth fifths tenth tenths twice double
     hundreds thousands millions billions one two three four five six seven eight nine ten eleven twelve twenty thirty forty
     fifty sixty seventy eighty ninety zero squared cubed sqrt sin cos tan cot sec csc log exp sinh cosh tanh alpha beta gamma
@@ -54,7 +54,7 @@ _HEDGES = """
 """
 _NO_UNIT = frozenset(_HEDGES.split())
 _BASES = "m s g J N W V A C K T F H L l Hz Pa eV mol cal bar rad Wb lx Torr"
-_OTHERS = "h d D B S u yr hr mi ft in lb oz yd gal pt qt AU pc ly dB of per atm rpm mph kph sq cu cc deg KJ kPA JK"
+_OTHERS = "h d D B S u yr hr mi ft in lb oz yd gal pt qt AU pc ly dB of per atm rpm mph kph sq cu cc deg KJ kPA JK AM PM am pm"
 _SHORT = frozenset(prefix + base for prefix in ("", *"fpnuμmcdkMGT") for base in _BASES.split()) | frozenset(_OTHERS.split())
 _UNIT_COMMANDS = frozenset(("cdot", "mu", "Omega", "AA", "alpha", "frac", "text", "ell"))
 _UNIT_TOKEN = re.compile(

@@ -43,10 +43,13 @@ class Unreadable(ValueError):
     """This is no expression that is read here."""
 
 
-def parse(text: str) -> Node:
-    """The expression that all of `text` (as `latex.plain` returns it) says. Raises Unreadable."""
+def parse(text: str, *, is_tight: bool = False) -> Node:
+    """The expression that all of `text` (as `latex.plain` returns it) says. Raises Unreadable.
+
+    `a/bc` is (a/b)c, and with `is_tight` a/(bc): both are in use.
+    """
     text = _SWAPPED.sub(r"\1_\3^\2", latex.compact(_WORDS.sub(r"\\\1 ", text)))
-    reader = _Reader([token for token in _TOKEN.findall(text) if token])
+    reader = _Reader([token for token in _TOKEN.findall(text) if token], is_tight)
     node = reader.sum()
     if reader.token is not None:
         raise Unreadable(f"{reader.token} is out of place")
@@ -68,8 +71,9 @@ def operations(node: Node) -> set[str]:
 class _Reader:
     """Recursive descent: sum > product > power > atom."""
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], is_tight: bool) -> None:
         self._tokens = tokens
+        self._is_tight = is_tight
         self._position = 0
         self._depth = 0
         self._in_angle = False  # inside of a sine: degrees are to be turned into radians
@@ -111,11 +115,17 @@ class _Reader:
             if self._take(*_TIMES):
                 node = ("multiply", node, self._signed(self._power))
             elif self._take(*_OVER):
-                node = ("divide", node, self._signed(self._power))
+                node = ("divide", node, self._signed(self._divisor))
             elif self._starts_factor() and not (is_argument and self.token in _FUNCTIONS):
                 node = self._adjacent(node)
             else:
                 return node
+
+    def _divisor(self) -> Node:
+        node = self._power()
+        while self._is_tight and self._starts_factor():
+            node = self._adjacent(node)
+        return node
 
     def _adjacent(self, left: Node) -> Node:
         is_fraction = self.token == r"\frac"

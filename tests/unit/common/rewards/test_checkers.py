@@ -132,6 +132,13 @@ def test_sciences() -> None:
     assert not is_right("sci_xw", "5", "5x")
 
 
+def test_values_of_expressions_for_numbers() -> None:
+    for answer in (r"\frac{50}{2} = 25", "5^2", "x = 5^2 = 25", r"5 \times 5", "25 more", "20+5"):
+        assert is_right("gsm8k", "25", answer), answer
+    for answer in ("25 = 26", "26 = 25", "x = 26 = 25", "2x = 25", "25x", r"\frac{25}{0}", "y = x = 25 or 26"):
+        assert not is_right("gsm8k", "25", answer), answer
+
+
 def test_jsonl_by_kind() -> None:
     """A kind of its own changes how answers are compared; math and letters need a box, numbers do not."""
     assert verdict("jsonl", "1,000", "so she has 1000 apples").status == Verdict.OK
@@ -289,7 +296,6 @@ def test_the_examples_of_the_documentation_run() -> None:
         ("math500", r"\cos n\pi", "(-1)^n", False),
         ("math500", "y=1/x", "xy=1", False),
         ("math500", r"\ln 2", r"\log 2", False),
-        ("math500", r"\frac{1}{2m}", "1/2m", False),
         ("math500", "v=2", "u=2", False),
         ("gsm8k", "63", "5 feet 3 inches", False),
         ("gsm8k", "5", "five", False),

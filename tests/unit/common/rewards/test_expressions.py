@@ -162,6 +162,9 @@ EQUAL = [
     (r"\frac{GMm}{r^2}", r"GMm/r^2"),
     (r"\cot x", r"\frac{\cos x}{\sin x}"),
     (r"\sin^2 x", r"1-\cos^2 x"),
+    (r"e^{-t/RC}", r"\exp\left(-\frac{t}{RC}\right)"),  # both ways to read a slash
+    (r"\frac{1}{2}mv^2", "1/2 m v^2"),
+    (r"\frac{1}{2m}", "1/2m"),
     (r"\frac{1}{x-3}", r"\frac{x-2}{(x-2)(x-3)}"),
     (r"\frac{1}{x-3}", r"\frac{x-9}{(x-9)(x-3)}"),
     (r"m n-\lfloor m / 2\rfloor", r"nm - \left\lfloor \frac{m}{2} \right\rfloor"),
@@ -198,6 +201,9 @@ DIFFERENT = [
     ("52_8", "52"),
     ("42", "52_8"),
     ("2n", "2n+1"),
+    (r"\frac{a}{bc}", "a/b/c/c"),
+    (r"\frac{a}{bc}", "a/b+c"),
+    (r"\frac{a}{bc}", "ac/b"),
     (r"m n-\lfloor m / 2\rfloor", r"m n-\lfloor n / 2\rfloor"),
     (r"m n-\lfloor m / 2\rfloor", r"m(m-6)-\lfloor m / 2\rfloor"),
     (r"m n-\lfloor m / 2\rfloor", r"n(n+6)-\lfloor m / 2\rfloor"),
@@ -264,6 +270,8 @@ def test_absolute_tolerance() -> None:
         (r"\sum_{k=1}^{3} k", "6", True),
         (r"\sum_{k=1}^{3} k", "7", False),
         ("5", r"\operatorname{foo} 5", False),
+        (r"\max(M,2)", r"\max(m,2)", False),
+        ("52_8", r"\max(52,1)", False),  # it reads the base as nothing
     ],
 )
 def test_what_is_left_to_the_library(gold: str, answer: str, is_same: bool) -> None:

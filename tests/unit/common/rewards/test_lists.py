@@ -34,6 +34,7 @@ def same(gold: str, answer: str) -> bool:
         (r"\begin{pmatrix} 1, 2 \end{pmatrix}", [r"\begin{pmatrix} 1", r"2 \end{pmatrix}"]),
         (r"f(x)=x, f(x)=-x", ["f(x)=x", "f(x)=-x"]),
         (r"\text{one and two}", ["one", "two"]),
+        (r"\text{Evelyn}", [r"\text{Evelyn}"]),
         (r"\{1,2\} \cup \{3\}", [r"\{1,2\} \cup \{3\}"]),
         ("5", ["5"]),
         (",", [","]),
@@ -44,6 +45,8 @@ def test_items(text: str, parts: list[str]) -> None:
 
 
 EQUAL = [
+    (r"\text{even}", "Even"),
+    (r"\text{Evelyn}", r"\textbf{Evelyn}"),
     ("1,-2", "-2, 1"),
     ("1,-2", r"\{1,-2\}"),
     ("1,-2", "-2 and 1"),
