@@ -167,7 +167,9 @@ class Evaluator:
             member.admitted_s = self._parts.timeline.now()
             member.enter(Stage.SAMPLING, member.admitted_s)
             self._in_flight[str(member.request.request_id)] = member
-            self._tasks.add(asyncio.create_task(self._serve(member, group)))
+            task = asyncio.create_task(self._serve(member, group))
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # of many errors, one is raised
+            self._tasks.add(task)
 
     async def _serve(self, member: Member, group: OpenGroup) -> None:
         """One try of one sample, up to its verdict."""

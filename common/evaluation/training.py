@@ -46,9 +46,8 @@ class TrainingEvals:
 
     def restore(self, num_rounds: int) -> None:
         """Know what was done in the first `num_rounds` rounds, and after the last of them; forget the rest."""
-        lines = read_evals(self._run_dir)
-        self._done = [line for line in lines if _is_kept(line, num_rounds)]
-        if self._done != lines:
+        self._done = [line for line in read_evals(self._run_dir) if _is_kept(line, num_rounds)]
+        if self._run_dir.evals.exists():  # written again in any case: half a line must not stand in front of the next
             write_atomically(self._run_dir.evals, "".join(map(_line, self._done)))
 
     def close(self) -> None:

@@ -17,15 +17,8 @@ from common.timeline import Event
 
 Record = dict[str, Any]
 
-_FIXED = {
-    "round": 1,
-    "trainer": 2,
-    "verifier": 3,
-    "publish": 4,
-    "queue": 5,
-    "phase": 6,
-    "evaluation": 7,
-}  # process ids; replicas follow
+# Process ids; replicas follow.
+_FIXED = {"round": 1, "trainer": 2, "verifier": 3, "publish": 4, "queue": 5, "phase": 6, "evaluation": 7}
 _TITLES = {"round": "rounds", "phase": "start", "queue": "complete-group queue"}
 
 
