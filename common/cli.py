@@ -16,11 +16,13 @@ try:
     import typer
     from rich.console import Console
 
-    from common.commands.json_file import writable, write_json
+    from common.cli_data import app as data_app
+    from common.cli_options import JsonFile, Overrides
+    from common.commands.json_file import write_json
 except ModuleNotFoundError as error:
     sys.exit(f"rolloutpipe: the command line needs the package {error.name}; install rolloutpipe[run]")
 
-_RECORDING = ("train", "compare")  # commands whose run directory is there while they run
+_RECORDING = ("train", "compare", "eval")  # commands whose run directory is there while they run
 
 # Typer has brought its own click along since 0.20, so the classes are reached through what it exports.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
@@ -31,13 +33,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=writable, help="Write the result as JSON.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="key=value", help="Settings that replace the file's: rounds=4 training.lr=1e-4"),
-]
 
 
 @app.command()
@@ -216,6 +211,9 @@ def doctor(json_file: JsonFile = None) -> None:
     write_json(json_file, result)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+app.add_typer(data_app)
 
 
 def _say(console: Console, line: str) -> None:

@@ -54,13 +54,17 @@ class RemoteConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                explain(
-                    "rewards.remote.url", "must be an http or https address", self.url, "for example http://127.0.0.1:8000/score"
-                )
-            )
+        example = "for example http://127.0.0.1:8000/score"
+        try:
+            parts = urlsplit(self.url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of a port or a bracket
+            is_address = False
+        if not is_address:
+            raise ConfigError(explain("rewards.remote.url", "must be an http or https address", self.url, example))
+        if "@" in parts.netloc:
+            rule, shown = "must hold no name or password", self.url.replace(parts.netloc, "...")
+            raise ConfigError(explain("rewards.remote.url", rule, shown, "put a token into token_variable's variable"))
         return self
 
 
@@ -71,7 +75,8 @@ class RewardConfig(Section):
     function: str | None = None
     remote: RemoteConfig | None = None  # instead of both
     weights: RewardWeights = RewardWeights()
-    format_pattern: str | None = None  # the whole response must match; None: one complete box after a closed think block
+    # The whole response must match it, a dot matches line breaks too; None: no open think block, and after it a complete box
+    format_pattern: str | None = None
     length: LengthConfig | None = None
     workers: int = Field(1, ge=1)  # killable verifier processes that answer side by side
     timeout_s: float | None = Field(None, gt=0)  # wall clock of one call; None: OWN_LIMIT_S, or FUNCTION_LIMIT_S for a function

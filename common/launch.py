@@ -10,7 +10,7 @@ from typing import Any
 from common.config import Config
 from common.prepare import Prepared, room_of
 from common.publish import Publisher
-from common.rewards.pool import VerifierPool
+from common.rewards.verifier import make_verifier
 from common.run import RunParts
 from common.rundir import RunDir
 from common.timeline import Timeline
@@ -81,7 +81,7 @@ def _publisher(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Ti
 async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closing: list[Any]) -> tuple[Any, Any, Any]:
     """Start the three side by side. What has started stands in `closing`, also where another fails or Ctrl-C comes."""
     pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
-    verifier = VerifierPool(config.rewards, examples=prepared.examples, log=run_dir.logs / "verifier.log")
+    verifier = make_verifier(config.rewards, examples=prepared.examples, log=run_dir.logs / "verifier.log")
     closing.append(verifier)
 
     async def keep(start: Callable[[], Awaitable[Any]]) -> Any:

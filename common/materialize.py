@@ -3,11 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from common.errors import StaleGroupError, explain
 from common.grpo import StdKind, group_advantages, has_spread
-from common.protocols import Score
+from common.protocols import Problem, Score
 from common.records import Group, Reason, Request, Response, Sample, Times, Verdict
+
+
+def task_of(problem: Problem, response: Response) -> dict[str, Any]:
+    """What the verifier is handed: the problem's task, and how long its response is and why it ended."""
+    return {**problem.task, "num_tokens": len(response.token_ids), "finish_reason": response.finish_reason.value}
 
 
 def make_sample(request: Request, response: Response, score: Score, text: str, times: Times) -> Sample:
@@ -21,6 +27,8 @@ def make_sample(request: Request, response: Response, score: Score, text: str, t
         status=score.status,
         text=text,
         reason=score.reason,
+        extracted=score.extracted,
+        parts=score.parts,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from common.config import Config
 from common.errors import ConfigError, DataError, explain
 from common.evaluation.problems import evaluation_length, load_evaluation
-from common.rewards.pool import VerifierPool
+from common.rewards.verifier import make_verifier
 from common.spool import TensorLayout, model_layout
 from common.workloads.load import Workload, load_problems, read_rows
 from common.workloads.prompts import load_tokenizer
@@ -107,17 +107,17 @@ def check_room(config: Config, model_dir: Path | None = None, *, has_engines: bo
 
 
 def check_rewards(config: Config) -> None:
-    """A user's reward function is imported in a verifier process, as in the run: ConfigError where it breaks a rule."""
-    if config.rewards.function is not None:
+    """A user's function is imported in a verifier process, a remote verifier must answer: ConfigError where they do not."""
+    if config.rewards.function is not None or config.rewards.remote is not None:
         asyncio.run(_try_verifier(config))
 
 
 async def _try_verifier(config: Config) -> None:
-    pool = VerifierPool(config.rewards, log=Path(os.devnull))
+    verifier = make_verifier(config.rewards, log=Path(os.devnull))
     try:
-        await pool.start(config.limits.start_timeout_s)
+        await verifier.start(config.limits.start_timeout_s)
     finally:
-        await pool.close()
+        await verifier.close()
 
 
 def find_model(config: Config, report: Callable[[str], None] = lambda line: None) -> Path:

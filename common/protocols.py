@@ -147,7 +147,7 @@ class Score:
     status: Verdict
     extracted: str = ""
     reason: str = ""
-    parts: tuple[tuple[str, float], ...] = ()  # named parts of a summed reward
+    parts: tuple[tuple[str, float], ...] = ()  # of a summed reward, by name, before their weights
     duration_s: float = 0.0
 
 

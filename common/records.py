@@ -117,6 +117,8 @@ class Sample:
     advantage: float = 0.0
     text: str = ""  # for people and verifiers; never trained (rule 8)
     reason: str = ""  # the verifier's one line
+    extracted: str = ""  # the answer that it found
+    parts: tuple[tuple[str, float], ...] = ()  # of a summed reward, by name, before their weights
 
     @property
     def num_tokens(self) -> int:

@@ -16,7 +16,7 @@ from common.assembly import Assembly, Parts
 from common.books import Books
 from common.config import Config
 from common.errors import RunError
-from common.materialize import is_broken, make_sample
+from common.materialize import is_broken, make_sample, task_of
 from common.open_group import Member, OpenGroup, Stage
 from common.plan_log import PlanLog
 from common.policies import AdmissionPolicy
@@ -179,7 +179,7 @@ class RolloutSide:
 
     async def _score(self, member: Member, group: OpenGroup, response: Response) -> None:
         finished_s, text = member.since_s, self._parts.decode(response.token_ids)
-        score = await self._parts.verifier.score(group.problem.task, text)
+        score = await self._parts.verifier.score(task_of(group.problem, response), text)
         if not group.is_open:
             return
         times = Times(admitted_s=member.admitted_s, finished_s=finished_s, scored_s=self._timeline.now())

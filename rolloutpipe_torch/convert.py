@@ -13,7 +13,6 @@ from rolloutpipe_torch.weights import to_bytes
 _LEFT_OUT = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf", "*.pt", "*.pth", ".*")
 
 
-
 def convert(source: Path, target: Path, *, like: Path) -> None:
     """Write the weights of the checkpoint `source` to the new directory `target`, with the other files of `like`.
 

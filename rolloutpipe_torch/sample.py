@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM
 
 from common.config import Config
 from common.grpo import StdKind
-from common.materialize import make_sample, materialize, scale_to_batch
+from common.materialize import make_sample, materialize, scale_to_batch, task_of
 from common.prepare import Prepared
-from common.protocols import Problem
+from common.protocols import Problem, Verifier
 from common.records import FinishReason, Group, Request, Response, Sample, Sampling, Times
 from common.requests import group_requests
-from common.rewards.pool import VerifierPool
+from common.rewards.verifier import make_verifier
 from common.workloads.sampler import PromptSampler
 from rolloutpipe_torch.rollout.engine import eos_token_ids
 
@@ -45,7 +45,7 @@ async def _sample_groups(config: Config, prepared: Prepared, num_groups: int) ->
     model = load_sampler(prepared.model_dir, config.rollout.dtype)
     sampling = config.sampling.build()
     stops = frozenset((*eos_token_ids(prepared.model_dir), *sampling.stop_token_ids))
-    verifier = VerifierPool(config.rewards, examples=prepared.workload.examples)
+    verifier = make_verifier(config.rewards, examples=prepared.workload.examples)
     found: list[Group] = []
     try:
         await verifier.start(config.limits.start_timeout_s)
@@ -96,7 +96,7 @@ def _batches(config: Config, prepared: Prepared) -> Iterator[Batch]:
 async def _score(
     config: Config,
     prepared: Prepared,
-    verifier: VerifierPool,
+    verifier: Verifier,
     group: tuple[Problem, list[Request]],
     responses: dict[Any, Response],
 ) -> Group:
@@ -106,7 +106,7 @@ async def _score(
     async def sample(request: Request) -> Sample:
         response = responses[request.request_id]
         text = str(prepared.tokenizer.decode(response.token_ids, skip_special_tokens=True))
-        return make_sample(request, response, await verifier.score(problem.task, text), text, Times())
+        return make_sample(request, response, await verifier.score(task_of(problem, response), text), text, Times())
 
     samples = await asyncio.gather(*map(sample, requests))
     std: StdKind = "none" if config.advantage_std == "batch" else config.advantage_std

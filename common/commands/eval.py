@@ -13,7 +13,7 @@ from rich.console import Console
 from common.commands.json_file import write_json
 from common.commands.train import told
 from common.config import Config
-from common.errors import ConfigError, PublishError, RunError
+from common.errors import PublishError, RunError
 from common.evaluation.checkpoint import Located, as_hugging_face, locate
 from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator
 from common.evaluation.prepare import PreparedEval, check_out, prepare_eval, started
@@ -141,9 +141,7 @@ def _result(config: Config, prepared: PreparedEval, evaluation: Evaluation, out:
     }
 
 
-def _show(
-    config: Config, prepared: PreparedEval, evaluation: Evaluation, console: Console, say: Callable[[str], None]
-) -> None:
+def _show(config: Config, prepared: PreparedEval, evaluation: Evaluation, console: Console, say: Callable[[str], None]) -> None:
     console.print(figures_table(evaluation))
     if evaluation.categories:
         console.print(category_table(evaluation))

@@ -22,7 +22,9 @@ from common.prepare import find_model
 from common.rundir import RunDir, finished_checkpoints
 from common.spool import model_layout
 
-_FORMS = "a Hugging Face directory, a run directory, a checkpoint of a run (RUN_DIR/checkpoints/round-00001), or an Orbax directory"
+_FORMS = (
+    "a Hugging Face directory, a run directory, a checkpoint of a run (RUN_DIR/checkpoints/round-00001), or an Orbax directory"
+)
 _ORBAX_PARAMS = Path("0") / "params"
 
 Report = Callable[[str], None]

@@ -20,7 +20,7 @@ from common.books import Books
 from common.config import Config
 from common.errors import RunError
 from common.evaluation.figures import Figures, Outcome, by_category, figures_of
-from common.materialize import make_sample
+from common.materialize import make_sample, task_of
 from common.open_group import Member, OpenGroup, Stage
 from common.protocols import Engine, Problem, Score, Verifier
 from common.records import FinishReason, Group, Request, Response, Times, Verdict
@@ -199,7 +199,7 @@ class Evaluator:
         text = self._parts.decode(response.token_ids)
         try:
             async with asyncio.timeout(limit):
-                score = await self._parts.verifier.score(group.problem.task, text)
+                score = await self._parts.verifier.score(task_of(group.problem, response), text)
         except TimeoutError:
             score = Score(reward=None, status=Verdict.ERROR, reason=f"no verdict within limits.group_timeout_s ({limit:g} s)")
         times = Times(admitted_s=member.admitted_s, finished_s=member.since_s, scored_s=timeline.now())

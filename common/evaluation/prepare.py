@@ -14,7 +14,7 @@ from common.evaluation.problems import evaluation_length, load_evaluation
 from common.launch import close_all, together
 from common.prepare import context_length
 from common.protocols import Engine, Verifier
-from common.rewards.pool import VerifierPool
+from common.rewards.verifier import make_verifier
 from common.workloads.load import Workload, load_problems, overlap
 from common.workloads.prompts import load_tokenizer
 
@@ -44,9 +44,7 @@ def prepare_eval(config: Config, located: Located, report: Report) -> PreparedEv
     engine = importlib.import_module("rolloutpipe_torch.rollout.engine")
     if not (engine.eos_token_ids(located.files) or config.sampling.stop_token_ids):
         report("the model names no token that ends a response (eos_token_id): all will run to max_tokens")
-    return PreparedEval(
-        located=located, tokenizer=tokenizer, workload=workload, max_model_len=max_model_len, num_seen=num_seen
-    )
+    return PreparedEval(located=located, tokenizer=tokenizer, workload=workload, max_model_len=max_model_len, num_seen=num_seen)
 
 
 def _num_seen(run: Config | None, tokenizer: Any, context: int, workload: Workload) -> int | None:
@@ -64,7 +62,7 @@ def _num_seen(run: Config | None, tokenizer: Any, context: int, workload: Worklo
 async def started(config: Config, prepared: PreparedEval, model: Path, logs: Path) -> AsyncIterator[tuple[Engine, Verifier]]:
     """Engines, with random weights, and verifier workers, for the time of the block; Ray must run. No trainer is started."""
     start_pool = importlib.import_module("rolloutpipe_torch.rollout.pool").start_pool
-    verifier = VerifierPool(config.rewards, examples=prepared.workload.examples, log=logs / "verifier.log")
+    verifier = make_verifier(config.rewards, examples=prepared.workload.examples, log=logs / "verifier.log")
     closing: list[Any] = [verifier]
 
     async def keep(start: Callable[[], Awaitable[Any]]) -> Any:
@@ -88,5 +86,3 @@ def check_out(out: Path) -> None:
         return
     if out.exists():
         raise ConfigError(explain("--out", "must be a new directory, or an empty one", str(out), "choose another name"))
-
-

@@ -7,6 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from common.evaluation.evaluator import Evaluation
 from common.evaluation.figures import Estimate, Figures
@@ -20,7 +21,12 @@ class EvalDisplay:
     def __init__(self, timeline: Timeline, console: Console, num_samples: int) -> None:
         self._console, self._num_samples = console, num_samples
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
         )
         self._task = self._progress.add_task("starting", total=num_samples)
         self._unlisten = timeline.listen(self._listen)
@@ -75,7 +81,7 @@ def category_table(evaluation: Evaluation) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for name, figures in evaluation.categories.items():
         table.add_row(
-            name or DASH,
+            Text(name or DASH),  # whatever it holds, it is no markup
             str(figures.problems),
             _value(figures.accuracy),
             _interval(figures.accuracy).removeprefix("95 % interval "),
@@ -92,7 +98,7 @@ def _pass_titles(figures: Figures) -> list[str]:
 
 
 def _value(found: Estimate | None) -> str:
-    return percent(found and found.value)
+    return DASH if found is None else percent(found.value)
 
 
 def _interval(found: Estimate | None) -> str:

@@ -63,6 +63,8 @@ def _sample_to_json(sample: Sample) -> dict[str, Any]:
         "advantage": _number(sample.advantage),
         "text": sample.text,
         "reason": sample.reason,
+        "extracted": sample.extracted,
+        "parts": [[name, _number(value)] for name, value in sample.parts],
     }
 
 
@@ -93,6 +95,8 @@ def _sample_from_json(row: dict[str, Any]) -> Sample:
         advantage=_from_number(row["advantage"]),
         text=row["text"],
         reason=row["reason"],
+        extracted=row.get("extracted", ""),  # older runs have neither
+        parts=tuple((name, _from_number(value)) for name, value in row.get("parts", ())),
     )
 
 

@@ -67,6 +67,8 @@ def _row(stored: StoredGroup) -> dict[str, Any]:
                 "finish": sample.response.finish_reason,
                 "status": sample.status,
                 "reason": _cut(sample.reason),
+                "extracted": _cut(sample.extracted),
+                "parts": sample.parts,
                 "text": _cut(sample.text),
             }
             for sample in group.samples

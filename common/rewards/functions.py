@@ -44,8 +44,11 @@ def _import(module_name: str, path: str) -> object:
 def _check(function: object, path: str) -> None:
     if not callable(function):
         raise ConfigError(explain(FIELD, "must name a function", path, f"{path.partition(':')[2]} is not callable"))
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(explain(FIELD, "must be a plain function", path, "replace `async def` by `def`"))
+    for made in (function, getattr(type(function), "__call__", None)):  # noqa: B004 (of an object that can be called)
+        if inspect.iscoroutinefunction(made) or inspect.isasyncgenfunction(made):
+            raise ConfigError(explain(FIELD, "must be a plain function", path, "replace `async def` by `def`"))
+        if inspect.isgeneratorfunction(made):
+            raise ConfigError(explain(FIELD, "must be a plain function", path, "replace `yield` by `return`"))
     try:
         inspect.signature(function).bind({}, "")
     except (TypeError, ValueError) as error:

@@ -3,21 +3,20 @@
     task["workload"]   scored by
     reasoning_gym      the data set's own scorer, built from task["dataset"] and task["options"], on the decoded entry
     jsonl              the last number, box or marked answer, by value, against task["gold"]
-    any                the user's `rewards.function` where one is set
+    any                the user's `rewards.function` where one is set: a finite number, or (number, reason)
 
 Verdicts: OK from reward 1.0 on, WRONG below it (partial credit is kept), NO_ANSWER with reward 0.0 where no answer could be
-extracted (a data set's consolation for an empty answer is not given). A user's function extracts for itself.
+extracted (a data set's consolation for an empty answer is not given). A user's function extracts for itself. Weighted parts:
+`common.rewards.verifier`.
 """
 
 import functools
 import json
-import math
 import time
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any
 
-from common.errors import DataError, explain
+from common.errors import DataError, explain, is_finite
 from common.protocols import Score
 from common.records import Verdict
 from common.rewards.answers import extract, extract_number, same_number
@@ -42,7 +41,7 @@ def score(function: str | None, task: dict[str, Any], response: str) -> Score:
         fields = _score(function, task, response)
     except MemoryError:
         fields = {"reward": 0.0, "status": Verdict.TIMEOUT, "reason": "the memory limit was reached"}
-    except BaseException as error:  # a stranger's code: SystemExit must not travel to the driver either
+    except Exception as error:
         fields = _error(f"{type(error).__name__}: {error}")
     return Score(**fields, duration_s=time.perf_counter() - start)
 
@@ -59,9 +58,17 @@ def _score(function: str | None, task: dict[str, Any], response: str) -> dict[st
 
 
 def _own(path: str, task: dict[str, Any], response: str) -> dict[str, Any]:
-    result = _function(path)(task, response)
-    value, reason = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
-    return _rated(value, reason=str(reason), source=f"{path} returned")
+    try:
+        result = _function(path)(task, response)
+    except MemoryError:
+        raise
+    except BaseException as error:  # a stranger's code: SystemExit must not travel to the driver either
+        return _error(f"{path} raised {type(error).__name__}: {error}")
+    if not isinstance(result, tuple):
+        return _rated(result, source=f"{path} returned")
+    if len(result) != 2 or not isinstance(result[1], str):
+        return _error(f"{path} returned {_show(result)} where (number, reason in words) is due")
+    return _rated(result[0], reason=_line(result[1]), source=f"{path} returned")
 
 
 def _reasoning_gym(task: dict[str, Any], response: str) -> dict[str, Any]:
@@ -80,17 +87,30 @@ def _number(task: dict[str, Any], response: str) -> dict[str, Any]:
 
 
 def _rated(value: object, *, extracted: str = "", reason: str = "", source: str = "") -> dict[str, Any]:
-    if not isinstance(value, Real):
-        return _error(f"{source} {type(value).__name__} where a number is due")
-    reward = float(value)
-    if not math.isfinite(reward):
-        return _error(f"{source} {reward}, which is no finite number")
+    if isinstance(value, bool):
+        return _error(f"{source} {value} where a number is due; return 1.0 or 0.0")
+    if not is_finite(value):
+        return _error(f"{source} {_show(value)} where a finite number is due")
+    reward = float(value)  # type: ignore[arg-type]  # what is_finite found out
     status = Verdict.OK if reward >= 1.0 else Verdict.WRONG
     return {"reward": reward, "status": status, "extracted": extracted, "reason": reason}
 
 
 def _error(reason: str) -> dict[str, Any]:
-    return {"reward": None, "status": Verdict.ERROR, "reason": " ".join(reason.split())[:300]}
+    return {"reward": None, "status": Verdict.ERROR, "reason": _line(reason)}
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _show(value: object) -> str:
+    """`'1.0' (str)`, cut; a stranger's `repr` may raise."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = "a value"
+    return f"{text[:80]} ({type(value).__name__})"
 
 
 _NO_ANSWER: dict[str, Any] = {"reward": 0.0, "status": Verdict.NO_ANSWER, "reason": "no answer found"}

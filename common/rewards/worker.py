@@ -1,85 +1,102 @@
-"""The inside of one verifier process: limits, output, its end with the driver's, and the call itself."""
+"""The inside of one verifier process: limits, its end with the nursery's, and the calls, one after the other.
+
+Frames in both directions: `FRAME` (length of the body in bytes, number of the call), then the body. A call's body is a pickle of
+(task, response), which the driver trusts itself with; an answer's is JSON, so that nothing is unpickled that a stranger's code
+may have written. The first answer, number 0, says that the worker is ready, or which setting is at fault.
+"""
 
 import faulthandler
 import fcntl
+import json
 import os
+import pickle
+import random
 import resource
 import signal
+import socket
+import struct
 import sys
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
 from common.protocols import Score
+from common.records import Verdict
 from common.rewards import scorers
+
+FRAME = struct.Struct("!IQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a worker is started with."""
+    """What the workers of a pool are started with."""
 
     function: str | None
     examples: tuple[dict[str, Any], ...]
     memory_bytes: int  # address space beyond that of the start
-    log: str | None
-    lifeline: Connection  # its other end closes when the driver ends
+    preload: tuple[str, ...]  # modules that the nursery imports for all workers
 
 
-@dataclass(slots=True)
-class _State:
-    function: str | None = None
-    fault: InputError | None = None
-
-
-_state = _State()
-
-
-def set_up(setup: Setup) -> None:
-    """Run once in each new worker. A fault of the settings is kept for `check`: a worker that died of it would start forever."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would wait for the C code that hangs
-    _follow(setup.lifeline)
-    if setup.log is not None:
-        _redirect(Path(setup.log))
-    _state.function = setup.function
+def warm_up(setup: Setup) -> dict[str, str] | None:
+    """Import and build what the calls need; the fault of a setting as plain values, None if all is well."""
     try:
         scorers.warm_up(setup.function, setup.examples)
     except InputError as error:
-        _state.fault = error
+        return {"kind": type(error).__name__, "message": str(error)}
+    return None
+
+
+def run(setup: Setup, channel: socket.socket, lifeline: int) -> None:
+    """Answer calls until the driver closes the channel."""
+    _follow(lifeline)
+    faulthandler.enable()
+    random.seed()  # or all workers would draw the same numbers
+    fault = warm_up(setup) if setup.function is not None else None  # the shipped scorers were warmed up by the nursery
     _limit_memory(setup.memory_bytes)
+    own = os.getpid()
+    with channel.makefile("rb") as calls:
+        _send(channel, 0, fault)
+        while header := calls.read(FRAME.size):
+            length, number = FRAME.unpack(header)
+            answer = _answer(setup.function, calls.read(length))
+            if os.getpid() != own:  # the scorer forked, and this is its child
+                os._exit(0)
+            _send(channel, number, answer)
 
 
-def check() -> None:
-    """Raise what was wrong with the settings."""
-    if _state.fault is not None:
-        raise _state.fault
+def _answer(function: str | None, call: bytes) -> dict[str, Any]:
+    try:
+        task, response = pickle.loads(call)
+    except Exception as error:
+        reason = " ".join(f"the task cannot be read in the worker: {type(error).__name__}: {error}".split())
+        fields = asdict(Score(reward=None, status=Verdict.ERROR, reason=reason))
+    else:
+        fields = asdict(scorers.score(function, task, response))
+    return {"score": fields, "cpu_s": time.process_time()}
 
 
-def score(task: dict[str, Any], response: str) -> Score:
-    """One call."""
-    return scorers.score(_state.function, task, response)
+def _send(channel: socket.socket, number: int, answer: object) -> None:
+    body = json.dumps(answer).encode("ascii")
+    channel.sendall(FRAME.pack(len(body), number) + body)
 
 
-def _follow(lifeline: Connection) -> None:
-    """Have the kernel kill this process when the driver's end closes, whatever code runs here (Linux).
+def _follow(lifeline: int) -> None:
+    """Have the kernel kill this process when the nursery's end of the pipe closes, whatever code runs here (Linux).
 
     Owner and signal belong to the open file, which the workers share, so each opens the pipe anew.
     """
     if sys.platform == "linux":
-        own = os.open(f"/proc/self/fd/{lifeline.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
+        own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
-    if lifeline.poll(0):  # ended before we listened
-        os._exit(1)
-
-
-def _redirect(log: Path) -> None:
-    with log.open("a", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable()
+        try:
+            os.read(own, 1)
+        except BlockingIOError:
+            return
+        os._exit(1)  # ended before we listened
 
 
 def _limit_memory(beyond_start: int) -> None:

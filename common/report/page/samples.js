@@ -28,6 +28,8 @@
     const head = node("div", "sample-head");
     head.append(node("span", `verdict ${entry.reward > 0 ? "ok" : "bad"}`, `reward ${format(entry.reward, 2)}`));
     const facts = [["advantage", format(entry.advantage, 2)], ["tokens", entry.tokens], ["ended by", entry.finish], ["verdict", entry.status]];
+    if (entry.extracted) facts.push(["answer", entry.extracted]);
+    entry.parts.forEach(([label, value]) => facts.push([`part ${label}`, format(value, 2)]));
     facts.forEach(([label, value]) => {
       const fact = node("span", "", `${label} `);
       fact.append(node("b", "", value));

@@ -36,7 +36,7 @@ SIGNATURES = {
 FIELDS = {
     records.Request: "request_id group_id order member prompt_ids seed",
     records.Response: "request_id token_ids logprobs finish_reason version_start version_end times",
-    records.Sample: "request response reward status advantage text reason",
+    records.Sample: "request response reward status advantage text reason extracted parts",
     records.Group: "group_id order weight_version samples filtered",
     records.Dispatch: "groups update_index is_last_of_update",
     records.UpdateResult: "update_index optimizer_step loss grad_norm num_groups num_tokens metrics",

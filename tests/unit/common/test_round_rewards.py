@@ -1,8 +1,12 @@
 """Rewards, filters and refills of the round (rules 3, 5 and 9 of design section 4; pain 11)."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
 from round_lab import SCHEDULES, ScriptedVerifier, run_round
 
+from common.protocols import Score
 from common.records import Verdict
 from common.testing import FakeEngine, FakeVerifier
 
@@ -157,3 +161,31 @@ def test_every_complete_group_is_recorded_once_trained_or_not() -> None:
         ("r0/g2", "failed"),
         ("r0/g3", "filtered"),
     ]
+
+
+class PartsVerifier(FakeVerifier):
+    """Rewards by length; keeps the tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[dict[str, Any]] = []
+
+    async def score(self, task: dict[str, Any], response: str) -> Score:
+        await super().score(task, response)
+        self.tasks.append(task)
+        part = float(task["num_tokens"])
+        return Score(reward=part, status=Verdict.WRONG, extracted=str(task["num_tokens"]), parts=(("length", part),))
+
+
+def test_the_verifier_is_told_the_length_and_the_record_keeps_parts_and_answer() -> None:
+    verifier = PartsVerifier()
+    lab = run_round(verifier=verifier)
+    samples = [sample for group in lab.complete for sample in group.samples]
+    assert len(samples) == 16 and len({sample.num_tokens for sample in samples}) > 1
+    for sample in samples:
+        expected = float(len(sample.response.token_ids))
+        assert (sample.reward, sample.parts, sample.extracted) == (expected, (("length", expected),), str(sample.num_tokens))
+    assert Counter((task["num_tokens"], task["finish_reason"]) for task in verifier.tasks) == Counter(
+        (sample.num_tokens, sample.response.finish_reason.value) for sample in samples
+    )
+    assert all(type(task["finish_reason"]) is str for task in verifier.tasks)  # plain JSON

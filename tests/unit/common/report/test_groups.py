@@ -44,6 +44,8 @@ def samples(draw) -> Sample:
         advantage=draw(numbers),
         text=draw(st.text(st.characters(exclude_categories=()), max_size=30)),
         reason=draw(st.text(max_size=10)),
+        extracted=draw(st.text(max_size=10)),
+        parts=draw(st.lists(st.tuples(st.text(max_size=5), numbers), max_size=3).map(tuple)),
     )
 
 
