@@ -15,12 +15,32 @@ app.add_typer(workloads, name="workloads")
 
 
 @workloads.callback()
-def list_workloads(context: typer.Context, json_file: JsonFile = None) -> None:
+def list_workloads(
+    context: typer.Context,
+    generated: Annotated[bool, typer.Option("--generated", help="Also list the data sets of reasoning-gym.")] = False,
+    json_file: JsonFile = None,
+) -> None:
     """List the workloads; `workloads show NAME` shows one."""
     if context.invoked_subcommand is None:
         from common.commands.workloads import list_workloads as command
 
-        write_json(json_file, command(Console()))
+        write_json(json_file, command(Console(), has_generated=generated))
+
+
+@workloads.command()
+def show(
+    source: Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="Such as gsm8k, or a run's YAML file.")],
+    overrides: Overrides = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Problems to show.")] = 3,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="Whose tokenizer and chat template to use.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Show problems as the model sees them, and what was left out: workloads show gsm8k path=test.jsonl --model DIR."""
+    from common.commands.workloads import show_workload
+
+    write_json(json_file, show_workload(source, overrides or [], rows, model, Console()))
 
 
 @app.command()

@@ -27,7 +27,7 @@ class WorkloadConfig(Section):
     fields: dict[str, str] = {}  # where a file's fields have other names than the schema's: {schema's name: file's name}
     where: dict[str, list[str | int]] = {}  # only rows whose field (its name in the file) has one of these values
     on_bad_gold: Literal["stop", "skip"] = "stop"  # a row whose answer cannot be read: an error that names it, or left out
-    holdout: float = Field(0.0, ge=0, lt=1)  # share of the problems kept for `eval`, by content hash, and never trained
+    holdout: float = Field(0.0, ge=0, lt=1)  # share of the problems kept for `eval`, by a hash of the question, and never trained
     max_problems: int | None = Field(None, ge=1)  # of the rest, so many, chosen by `seed`; None: all
     question_field: str = "question"  # jsonl only, as the two below
     answer_field: str = "answer"
@@ -81,8 +81,16 @@ class WorkloadConfig(Section):
                     explain("workload", "path and dataset are for data from files", given, f"{self.name} makes its own")
                 )
         elif (self.path is None) == (self.dataset is None):
-            remedy = "set workload.path to a file in its schema, or workload.dataset to a Hugging Face id"
+            remedy = (
+                "set workload.path to a file in its schema, or workload.dataset to an id (`rolloutpipe workloads` names both)"
+            )
             raise ConfigError(explain("workload", f"exactly one of path and dataset must be set for {self.name}", given, remedy))
+        for field in ("fields", "where"):
+            if getattr(self, field) and self.is_generated:
+                raise ConfigError(explain(f"workload.{field}", "is for data from files", getattr(self, field), "remove it"))
+        if self.fields and self.name == JSONL:
+            rule = f"is for {', '.join(SCHEMAS)}"
+            raise ConfigError(explain("workload.fields", rule, self.fields, "use workload.question_field and answer_field"))
         for field in ("dataset_config", "split"):
             if getattr(self, field) is not None and self.dataset is None:
                 raise ConfigError(explain(f"workload.{field}", "is of a data set", getattr(self, field), "set workload.dataset"))

@@ -66,8 +66,8 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
     engine = importlib.import_module("rolloutpipe_torch.rollout.engine")
     if not (engine.eos_token_ids(model_dir) or config.sampling.stop_token_ids):
         report("the model names no token that ends a response (eos_token_id): all will run to sampling.max_tokens")
-    if workload.num_filtered or workload.num_duplicates:
-        report(f"{workload.num_filtered} prompts too long, {workload.num_duplicates} repeated: left out")
+    for note in workload.notes:
+        report(note)
     if config.workload.when_short == "stop" and len(workload.problems) < config.groups_per_round:
         rule = f"needs at least groups_per_round ({config.groups_per_round}) problems with workload.when_short `stop`"
         raise DataError(explain("workload", rule, len(workload.problems), "add problems, or set workload.when_short=wrap"))

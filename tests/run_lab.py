@@ -59,8 +59,6 @@ def workload_of(num_problems: int, content_hash: str = "c0ffee") -> Workload:
     return Workload(
         name="fake",
         problems=tuple(make_problems(num_problems)),
-        num_filtered=0,
-        num_duplicates=0,
         content_hash=content_hash,
         examples=(),
     )

@@ -3,7 +3,7 @@ r"""Finding the answer in a response, and comparing numbers by value.
 The default rule, in this order; only text after the last `</think>` counts, and a `<think>` that never closes means no answer:
 
     1. the last complete `<answer>...</answer>`
-    2. the last complete `\boxed{...}`; one that never closes means no answer
+    2. the last complete `\boxed{...}` or `\fbox{...}`; where none is complete but one was begun, there is no answer
     3. the rest of the line after the last `####`, `answer:`, `answer is` or `=`, whichever stands last
 
 A workload's `answer_pattern` replaces 1 to 3: the first group of its LAST match is the answer.
@@ -15,7 +15,8 @@ from decimal import Decimal
 
 _MARKED = re.compile(r"(?:####|\banswer\s*(?::|is\b:?)|=)[ \t]*", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-_BOX = r"\boxed{"
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(rf"{_BOX.pattern}|\\.|[{{}}]", re.DOTALL)
 
 
 def extract(response: str, pattern: str | None = None) -> str | None:
@@ -27,7 +28,7 @@ def extract(response: str, pattern: str | None = None) -> str | None:
         answer = _last_group(pattern, text)
     elif "</answer>" in text:
         answer = _last_tagged(text)
-    elif _BOX in text:
+    elif _BOX.search(text):
         answer = last_boxed(text)
     else:
         answer = _last_marked(text)
@@ -38,7 +39,7 @@ def extract_number(response: str, pattern: str | None = None) -> str | None:
     """As `extract`, and where the default rule finds no mark at all, the last number of the text."""
     answer = extract(response, pattern)
     text = after_thinking(response)
-    if answer is not None or pattern is not None or text is None or _BOX in text:
+    if answer is not None or pattern is not None or text is None or _BOX.search(text):
         return answer
     numbers = _NUMBER.findall(text)
     return numbers[-1] if numbers else None
@@ -51,14 +52,25 @@ def after_thinking(response: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}`, braces balanced; None where the last one never closes."""
-    start = text.rfind(_BOX) + len(_BOX)
-    depth = 1
-    for position in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start:position]
-    return None
+    r"""Content of the last complete `\boxed{...}`; None where there is none."""
+    boxes = all_boxed(text)
+    return boxes[-1] if boxes else None
+
+
+def all_boxed(text: str) -> list[str]:
+    r"""Contents of all complete boxes, in order. Of nested boxes the outermost counts; `\{` and `\}` are no braces."""
+    opened: list[tuple[int, bool]] = []  # (start of the content, whether of a box)
+    complete: list[tuple[int, int]] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "}" and opened:
+            start, is_box = opened.pop()
+            if is_box:
+                while complete and complete[-1][0] > start:
+                    complete.pop()
+                complete.append((start, brace.start()))
+        elif brace[0].endswith("{") and (brace[0] == "{" or len(brace[0]) > 2):
+            opened.append((brace.end(), brace[0] != "{"))
+    return [text[start:end] for start, end in complete]
 
 
 def same_number(answer: str, gold: str) -> bool:

@@ -1,6 +1,6 @@
 """From a question to the tokens that the model sees.
 
-    question -> question_pattern -> prompt_template -> chat template (if asked for) -> token ids
+    question -> question_pattern -> prompt_template -> system prompt and chat template (if asked for) -> token ids
 
 A raw prompt gets a BOS token where the tokenizer itself puts one in front (Llama does, Qwen does not) and never an EOS at its
 end. A chat template writes its own special tokens, so none are added to it.
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import WorkloadConfig
+from common.config_workload import WorkloadConfig
 from common.errors import ConfigError, DataError, explain
 from common.workloads.rows import Row
+from common.workloads.source import SCHEMA_OF
 
 # Where tokenizers keep their tokens.
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
@@ -21,13 +22,19 @@ _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.j
 
 def build_prompts(config: WorkloadConfig, tokenizer: Any, rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
     """Prompt and token ids of each row. Raises DataError where `question_pattern` finds nothing, ConfigError without template."""
-    template = config.prompt_template or "{question}"
+    template = config.prompt_template or default_template(config)
     texts = [template.replace("{question}", _question(config.question_pattern, row)) for row in rows]
     if config.is_chat:
-        texts = [_chat(tokenizer, text) for text in texts]
+        _check_chat(config, tokenizer)
+        texts = [_chat(config, tokenizer, text) for text in texts]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
     start = [] if config.is_chat else _bos(tokenizer)
     return [(text, [*start, *ids]) for text, ids in zip(texts, encoded, strict=True)]
+
+
+def default_template(config: WorkloadConfig) -> str:
+    """The workload's own."""
+    return "{question}" if config.is_generated else SCHEMA_OF[config.name].template
 
 
 def load_tokenizer(model_dir: Path) -> Any:
@@ -56,11 +63,30 @@ def _question(pattern: str | None, row: Row) -> str:
     return match.group(1)
 
 
-def _chat(tokenizer: Any, text: str) -> str:
-    if not getattr(tokenizer, "chat_template", None):
-        rule = "needs a tokenizer with a chat template"
-        raise ConfigError(explain("workload.use_chat_template", rule, True, "set it to false, or use a chat model's tokenizer"))
-    return str(tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True))
+def _check_chat(config: WorkloadConfig, tokenizer: Any) -> None:
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        rule = f"needs a tokenizer with a chat template (the default of {config.name})"
+        rule = rule if config.use_chat_template is None else "needs a tokenizer with a chat template"
+        remedy = "set workload.use_chat_template=false, or use a chat model's tokenizer"
+        raise ConfigError(explain("workload.use_chat_template", rule, config.use_chat_template, remedy))
+    if config.enable_thinking is not None and "enable_thinking" not in str(template):
+        rule = "is not known to the tokenizer's chat template"
+        raise ConfigError(explain("workload.enable_thinking", rule, config.enable_thinking, "remove it"))
+
+
+def _chat(config: WorkloadConfig, tokenizer: Any, text: str) -> str:
+    messages = [{"role": "user", "content": text}]
+    if config.system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": config.system_prompt})
+    thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **thinking))
+    except Exception as error:  # templates are programs: some refuse a system message, some are broken
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        remedy = f"remove workload.system_prompt if it refuses one, or set workload.use_chat_template=false ({cause})"
+        rule = "must be a chat template that takes these messages"
+        raise ConfigError(explain("workload.use_chat_template", rule, [one["role"] for one in messages], remedy)) from error
 
 
 def _bos(tokenizer: Any) -> list[int]:

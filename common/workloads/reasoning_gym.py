@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from common.config import WorkloadConfig
+from common.config_workload import WorkloadConfig
 from common.errors import ConfigError, explain
 from common.workloads.plain import encode
 from common.workloads.rows import Row
@@ -47,6 +47,13 @@ def generate_rows(config: WorkloadConfig) -> Iterator[Row]:
     for choice in chooser.choices(range(len(parts)), weights=[part.weight for part in parts], k=config.size):
         yield _row(parts[choice], next_index[choice])
         next_index[choice] += 1
+
+
+def data_set_names() -> list[str]:
+    """All that can stand after `reasoning_gym:`, the mix aside."""
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(set(DATASETS) - {"composite"})
 
 
 def _mix_specs(options: dict[str, Any]) -> list[Any]:
@@ -100,7 +107,7 @@ def _settings_class(name: str, field: str) -> type:
 
     if name == "composite" or name not in DATASETS:
         near = f"use {PREFIX}{MIX}" if name == "composite" else _nearest(name, DATASETS)
-        remedy = near or "`workloads show` lists the names"
+        remedy = near or "`rolloutpipe workloads --generated` lists the names"
         raise ConfigError(explain(field, "must be a reasoning-gym data set", name, remedy))
     return DATASETS[name][1]
 
@@ -121,4 +128,5 @@ def _row(part: _Part, index: int) -> Row:
         question=entry["question"],
         gold=None if gold is None else str(gold),
         task=task,
+        category=part.name,
     )

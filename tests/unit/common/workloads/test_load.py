@@ -12,23 +12,13 @@ from common.config_errors import validate
 from common.errors import ConfigError, DataError
 from common.records import Verdict
 from common.rewards.scorers import score
-from common.workloads.load import Workload, load_problems
+from common.workloads.load import Workload, load_problems, overlap
+from tests.workload_lab import Letters, agieval, ar_lsat, ar_question, scibench, write_lines
+from tests.workload_lab import load as load_rows
 
 
-class Letters:
-    """A tokenizer of one token a character."""
-
-    bos_token_id = None
-    chat_template = None
-
-    def __call__(self, text: Any, add_special_tokens: bool = True) -> dict[str, Any]:
-        return {"input_ids": [self(part)["input_ids"] for part in text] if isinstance(text, list) else [ord(c) for c in text]}
-
-
-def load(rows: list[dict[str, Any]], folder: Path, *, limit: int | None = None, **settings: Any) -> Workload:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_problems(WorkloadConfig(name="jsonl", path=str(path), **settings), Letters(), limit)
+def load(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> Workload:
+    return load_rows("jsonl", rows, folder, **settings)
 
 
 def row(question: str, answer: Any = "1") -> dict[str, Any]:
@@ -67,7 +57,8 @@ def test_a_problem_keeps_its_id_wherever_it_stands_and_the_set_has_an_identity(t
     assert both.content_hash == load([row("a"), row("b")], tmp_path).content_hash
     others = [swapped, load([row("a")], tmp_path), load([row("a"), row("b", "2")], tmp_path)]
     others.append(load([row("a"), row("b")], tmp_path, answer_pattern="(.)"))
-    assert len({both.content_hash, *(other.content_hash for other in others)}) == 5
+    others.append(load([row("a"), row("b")], tmp_path, answer_kind="math"))
+    assert len({both.content_hash, *(other.content_hash for other in others)}) == 6
 
 
 def test_the_answer_pattern_travels_with_the_task(tmp_path: Path) -> None:
@@ -105,13 +96,25 @@ def test_an_unknown_workload_names_the_choices(name: str) -> None:
         ({"answer_pattern": "x"}, r"workload\.answer_pattern: must have a group"),
         ({"question_pattern": "x"}, r"workload\.question_pattern: must have a group"),
         ({"prompt_template": "Q:"}, r"workload\.prompt_template: must contain \{question\}"),
-        ({"name": "jsonl"}, r"workload\.path: must be set for the workload jsonl"),
-        ({"path": "x.jsonl"}, r"workload\.path: must be set for the workload jsonl, and only for it, got 'x\.jsonl'"),
+        ({"name": "jsonl"}, r"workload: exactly one of path and dataset must be set for jsonl, got \{'path': None"),
+        ({"name": "gsm8k", "path": "x", "dataset": "y"}, r"workload: exactly one of path and dataset must be set for gsm8k"),
+        ({"path": "x.jsonl"}, r"workload: path and dataset are for data from files, got \{'path': 'x\.jsonl'"),
+        ({"where": {"a": [1]}}, r"workload\.where: is for data from files, got \{'a': \[1\]\}; remove it"),
+        ({"fields": {"a": "b"}}, r"workload\.fields: is for data from files"),
+        (
+            {"name": "jsonl", "path": "x", "fields": {"a": "b"}},
+            r"workload\.fields: is for lsat_ar, .*; use workload\.question_field",
+        ),
+        (
+            {"name": "gsm8k", "path": "x", "split": "test"},
+            r"workload\.split: is of a data set, got 'test'; set workload\.dataset",
+        ),
+        ({"name": "jsonl", "path": "x", "system_prompt": "Hi"}, r"workload\.system_prompt: is for chat templates only"),
     ],
 )
-def test_settings_are_checked_when_they_are_read(settings: dict[str, str], message: str) -> None:
+def test_settings_are_checked_when_they_are_read(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        WorkloadConfig(**settings)  # type: ignore[arg-type]
+        WorkloadConfig(**settings)
 
 
 def test_every_gsm8k_row_loads_and_every_gold_passes_its_own_check(data_dir: Path) -> None:
@@ -130,3 +133,151 @@ def test_problems_are_plain_json() -> None:
     for problem in workload.problems:
         assert json.loads(json.dumps(problem.task)) == problem.task
     assert dataclasses.is_dataclass(workload)
+
+
+MANY = [row(f"Question {number}?", str(number)) for number in range(2000)]
+
+
+def questions(workload: Workload) -> list[str]:
+    return [problem.task["row"]["question"] for problem in workload.problems]
+
+
+def test_held_out_problems_are_the_rest_s_complement_and_about_the_share_asked_for(tmp_path: Path) -> None:
+    train, held_out, everything = (load(MANY, tmp_path, holdout=0.3, part=part) for part in ("train", "eval", "all"))
+    assert overlap(train, held_out) == 0
+    assert sorted(questions(train) + questions(held_out)) == sorted(questions(everything)) == sorted(q["question"] for q in MANY)
+    assert abs(len(held_out.problems) - 600) < 82  # binomial: four standard deviations of 20.5
+    assert {train.num_held_out, held_out.num_held_out, everything.num_held_out} == {len(held_out.problems)}
+    assert f"{train.num_held_out} held out for evaluation" in train.notes
+
+
+def test_the_side_of_a_problem_depends_on_its_question_alone(tmp_path: Path) -> None:
+    """Not on file order, prompt, seed, blanks or the answer that a row gives; a larger share holds the smaller one."""
+    reference = set(questions(load(MANY, tmp_path, holdout=0.3, part="eval")))
+    assert set(questions(load(MANY[::-1], tmp_path, holdout=0.3, part="eval"))) == reference
+    assert set(questions(load(MANY[:500], tmp_path, holdout=0.3, part="eval"))) == reference & {q["question"] for q in MANY[:500]}
+    assert set(questions(load(MANY, tmp_path, holdout=0.3, part="eval", seed=7, prompt_template="Q: {question}"))) == reference
+    assert reference < set(questions(load(MANY, tmp_path, holdout=0.4, part="eval")))
+    spaced = [row(q["question"].replace(" ", " \n "), q["answer"] + "0") for q in MANY]
+    assert {" ".join(q.split()) for q in questions(load(spaced, tmp_path, holdout=0.3, part="eval"))} == reference
+
+
+def test_without_holdout_all_parts_are_the_same(tmp_path: Path) -> None:
+    parts = [load(MANY, tmp_path, max_problems=9, part=part) for part in ("train", "eval", "all")]
+    assert len({part.content_hash for part in parts}) == 1
+    assert len(parts[0].problems) == 9
+    assert overlap(parts[0], parts[1]) == 9
+
+
+def test_max_problems_is_a_seeded_choice_of_the_rest_in_file_order(tmp_path: Path) -> None:
+    first, again, other = (load(MANY, tmp_path, max_problems=50, seed=seed) for seed in (0, 0, 1))
+    assert questions(first) == questions(again) != questions(other)
+    assert [int(q.split()[1][:-1]) for q in questions(first)] == sorted(int(q.split()[1][:-1]) for q in questions(first))
+    assert max(int(q.split()[1][:-1]) for q in questions(first)) > 1000  # not simply the first
+    assert set(questions(load(MANY[::-1], tmp_path, max_problems=50))) == set(questions(first))
+    assert set(questions(load(MANY, tmp_path, max_problems=40))) < set(questions(first))
+    assert first.left_out == {"more than workload.max_problems": 1950}
+    assert len(load(MANY, tmp_path, max_problems=50, holdout=0.5, part="eval").problems) > 800  # the held-out share is whole
+
+
+def test_a_share_that_leaves_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^workload\.holdout: leaves no problem for eval \(0 held out\), got 1e-06; change it"):
+        load(MANY[:3], tmp_path, holdout=1e-6, part="eval")
+    with pytest.raises(DataError, match=r"^workload\.holdout: leaves no problem for train \(3 held out\)"):
+        load(MANY[:3], tmp_path, holdout=0.999999)
+
+
+def test_the_same_problems_are_found_in_two_files_whatever_their_prompts(tmp_path: Path) -> None:
+    train = load(MANY[:20], tmp_path, prompt_template="{question} Answer:")
+    assert overlap(train, load(MANY[15:30], tmp_path)) == 5
+    assert overlap(train, load([row(" Question  3? ", "3"), row("Question 4?", "5")], tmp_path)) == 1
+
+
+def test_where_keeps_rows_by_value_and_counts_the_rest(tmp_path: Path) -> None:
+    rows = [{**row(f"q{level}{topic}"), "level": level, "topic": topic} for level in (1, 2, 3) for topic in ("a", "b")]
+    workload = load(rows, tmp_path, where={"level": [1, "3"], "topic": ["a"]})
+    assert questions(workload) == ["q1a", "q3a"]
+    assert workload.left_out == {"level is not in workload.where.level": 2, "topic is not in workload.where.topic": 2}
+    assert len(workload.problems) + sum(workload.left_out.values()) == workload.num_rows == 6
+
+
+def test_a_misspelt_value_or_field_of_where_is_an_error(tmp_path: Path) -> None:
+    rows = [scibench(source="atkins"), scibench(source="chemmc", problem_text="b")]
+    with pytest.raises(
+        DataError, match=r"^workload\.where\.source: must be the value of a row, got 'chemc'; did you mean chemmc\?"
+    ):
+        load_rows("sci_jl", rows, tmp_path, where={"source": ["atkins", "chemc"]})
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: must have the field book, got .*; add it, or remove workload\.where\.book"
+    ):
+        load_rows("sci_jl", rows, tmp_path, where={"book": ["atkins"]})
+    assert [p.task["category"] for p in load_rows("sci_jl", rows, tmp_path, where={"source": ["chemmc"]}).problems] == ["chemmc"]
+
+
+def test_an_answer_that_cannot_be_read_stops_or_is_skipped_and_counted(tmp_path: Path) -> None:
+    rows = [row("a", "#### 1"), row("b", "no mark"), row("c", "#### two"), row("d", "")]
+    for index, text in ((1, "no mark"), (2, "#### two"), (3, "")):
+        with pytest.raises(DataError, match=rf"rows\.jsonl:2: answer must .*, got '{text}'; ") as caught:
+            load_rows("gsm8k", [rows[0], rows[index]], tmp_path)
+        assert "\n" not in str(caught.value)
+    workload = load_rows("gsm8k", rows, tmp_path, on_bad_gold="skip")
+    assert [problem.task["gold"] for problem in workload.problems] == ["1"]
+    assert (workload.num_bad_golds, workload.num_rows) == (3, 4)
+    (note,) = workload.notes
+    assert note.startswith("3 left out: answer that cannot be read (") and "rows.jsonl:2" in note
+    with pytest.raises(DataError, match=r"all 3 were left out \(answers that cannot be read\)"):
+        load_rows("gsm8k", rows[1:], tmp_path, on_bad_gold="skip")
+
+
+def test_a_broken_question_stops_whatever_is_done_with_bad_answers(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="question must be text or a number"):
+        load_rows("gsm8k", [row("a", "#### 1"), row("", "#### 1")], tmp_path, on_bad_gold="skip")
+
+
+def test_two_answers_to_one_question_are_one_problem_and_agieval_s_answer_wins(tmp_path: Path) -> None:
+    """Also where AR-LSAT comes first; and the same option under another letter is the same answer."""
+    reordered = ["Ann", "Ed", "Cy", "Di", "Bob"]
+    rows = [ar_lsat(ar_question(answer="C"), ar_question("Who sits last?", "E", reordered)), agieval(label="B")]
+    rows.append(agieval("Who sits last?", label="B"))
+    workload = load_rows("lsat_ar", rows, tmp_path)
+    assert [(p.task["gold"], p.task["choices"][1]) for p in workload.problems] == [("B", "Bob"), ("B", "Bob")]
+    assert workload.num_duplicates == 1
+    assert workload.left_out == {"another row has the same question with another answer": 1}
+    assert any("another answer (" in note and "rows.jsonl:1.questions[0]" in note for note in workload.notes)
+
+
+def test_other_names_of_fields_can_be_given(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "target": "#### 5"}]
+    fields = {"question": "prompt", "answer": "target"}
+    assert load_rows("gsm8k", rows, tmp_path, fields=fields).problems[0].task["gold"] == "5"
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: must have the field question, .* the right one in workload\.fields\.question"
+    ):
+        load_rows("gsm8k", rows, tmp_path)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: must have the field goal, "):
+        load_rows("gsm8k", rows, tmp_path, fields={**fields, "answer": "goal"})
+    with pytest.raises(
+        ConfigError, match=r"^workload\.fields: must be a field of gsm8k's schema \(question, answer\), got 'anwser'"
+    ):
+        load_rows("gsm8k", rows, tmp_path, fields={"anwser": "target"})
+
+
+def test_named_workloads_need_no_answer_with_a_reward_function_either(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", [{"question": "a"}])
+    config = WorkloadConfig(name="gsm8k", path=str(path))
+    with pytest.raises(DataError, match="must have the field answer"):
+        load_problems(config, Letters())
+    assert load_problems(config, Letters(), reward_function="my_rewards:score").problems[0].task["gold"] is None
+
+
+def test_an_answer_that_the_checker_cannot_read_stops_or_is_skipped(tmp_path: Path) -> None:
+    rows = [{"problem": "a", "answer": "\\frac{1}{2}"}, {"problem": "b", "answer": "\\frac{1}{2"}]
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:2: must have an answer that can be checked \(.*braces.*workload\.on_bad_gold=skip"
+    ):
+        load_rows("math500", rows, tmp_path)
+    workload = load_rows("math500", rows, tmp_path, on_bad_gold="skip")
+    assert (len(workload.problems), workload.num_bad_golds) == (1, 1)
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    config = WorkloadConfig(name="math500", path=str(path))
+    assert len(load_problems(config, Letters(), reward_function="my_rewards:score").problems) == 2  # it judges for itself

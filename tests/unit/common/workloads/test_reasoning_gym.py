@@ -49,7 +49,7 @@ def test_a_mix_may_hold_different_data_sets() -> None:
     ("name", "options", "message"),
     [
         ("chian_sum", {}, r"^workload\.name: must be a reasoning-gym data set, got 'chian_sum'; did you mean chain_sum\?"),
-        ("qqqqqq", {}, r"^workload\.name: .*; `workloads show` lists the names"),
+        ("qqqqqq", {}, r"^workload\.name: .*; `rolloutpipe workloads --generated` lists the names"),
         ("composite", {}, r"^workload\.name: .*; use reasoning_gym:mix"),
         (
             "chain_sum",

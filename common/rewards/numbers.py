@@ -1,0 +1,208 @@
+r"""Numbers as people and models write them, as exact values.
+
+    read("1.6e-19"), read(r"1.6 \times 10^{-19}\ \mathrm{C}"), read("q = 1.6·10⁻¹⁹ C")      the same number
+    read("1,000"), read(r"1{,}000"), read(r"1\,000"), read(r"\$1,000.00")                    the same number
+    read("3 or 4"), read("3.2.1"), read("1,2,3"), read("3 - 5"), read("5x")                  None: not one number
+
+A unit after the number is left out, whatever it is: it is one where its words are known short ones (`m`, `kg`) or ordinary words
+(`dollars per hour`), and none of those that hedge, negate or count (`or`, `not`, `dozen`).
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from common.rewards import latex
+
+MAX_EXPONENT = 1000  # larger powers of ten are not read: their digits would fill the memory
+WRITTEN_DIGITS = 6  # a decimal of so many digits may stand for a value that has no finite decimal ...
+WRITTEN_ERROR = Fraction(1, 10**6)  # ... within this relative error
+
+_POWER = r"10\s*\^\s*(?:\{\s*\(?([-+]?\s*\d+)\)?\s*\}|\(\s*([-+]?\d+)\s*\)|([-+]?\d+))"
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?![\d,]\d)|\d{1,3}(?: \d{3})+(?!\d)|\d+)"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
+_NUMBER = re.compile(
+    rf"(?P<digits>{_DECIMAL})(?:[eE](?P<e>[-+]?\d+)(?![\w.])|\s*(?:\\times|\\cdot|\*|x)\s*{_POWER})?(?![\d]|\.\d|,\d)"
+)
+_BARE_POWER = re.compile(rf"{_POWER}(?![\d.])")
+_FRACTION = re.compile(
+    rf"(?:(?P<whole>\d+)\s*(?=\\frac)|(?P<plain_whole>\d+) (?=\d+/))?"
+    rf"(?:\\frac\s*\{{\s*(?P<top>[-+]?{_DECIMAL})\s*\}}\s*\{{\s*(?P<bottom>[-+]?{_DECIMAL})\s*\}}"
+    rf"|(?P<over>{_DECIMAL})\s*/\s*(?P<under>{_DECIMAL}))(?![\d/]|\.\d|,\d)"
+)
+_SIGN = re.compile(r"(?:[-+]\s*)?")
+_LEAD = re.compile(
+    r"\s*(?:(?:\\(?:approx|simeq|sim|cong)(?![a-zA-Z])|=|(?:approximately|about|approx\.?|USD|US|Rs\.?|€|£)(?![a-zA-Z]))\s*)*"
+)
+_RELATION = r"=|\\(?:approx|simeq|equiv)(?![a-zA-Z])"
+_NAME = r"(?:[A-Za-z]|\\(?!frac|sqrt|times|cdot|text|sin|cos|tan|log|ln|exp|pm|to|in)[a-zA-Z]+|\\text\{[^{}]*\}|[A-Za-z]{3,})"
+_SCRIPT = r"(?:\s*[_^]\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[A-Za-z*]+|\d)|')"
+_SYMBOL = re.compile(
+    rf"\|?\s*(?:\\(?:Delta|delta|vec|bar|hat|dot|ddot|tilde|overline|angle)\s*)?\{{?{_NAME}\}}?{_SCRIPT}*(?:\s*\([^=]*\))?\s*\|?"
+    r"|\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}|(?:\\Delta\s*)(?:[A-Za-z]|\\[a-zA-Z]+)[^=+*/-]{0,20}|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
+)
+
+_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_HEDGES = """
+    or and to not but nor no between either neither plus minus less least most more than under over below above versus vs
+    dozen dozens half halves third thirds quarter quarters fourth fourths fifth fifths tenth tenths twice double
+    hundreds thousands millions billions one two three four five six seven eight nine ten eleven twelve twenty thirty forty
+    fifty sixty seventy eighty ninety zero squared cubed sqrt sin cos tan cot sec csc log exp sinh cosh tanh alpha beta gamma
+    delta epsilon theta lambda sigma omega phi psi rho tau infinity maybe perhaps wrong incorrect unknown is are was isn if
+    where when with without then
+"""
+_NO_UNIT = frozenset(_HEDGES.split())
+_BASES = "m s g J N W V A C K T F H L l Hz Pa eV mol cal bar rad Wb lx Torr"
+_OTHERS = "h d D B S u R yr hr mi ft in lb oz yd gal pt qt AU pc ly dB of per atm rpm mph kph sq cu cc deg KJ kPA JK"
+_SHORT = frozenset(prefix + base for prefix in ("", *"fpnuμmcdkMGT") for base in _BASES.split()) | frozenset(_OTHERS.split())
+_UNIT_COMMANDS = frozenset(("cdot", "mu", "Omega", "AA", "alpha", "frac", "text", "ell"))
+_UNIT_TOKEN = re.compile(
+    r"\s+|\\(?P<command>[a-zA-Z]+)|(?P<word>[A-Za-zμ]+)|(?P<power>\^\s*(?:\{\s*[-+]?\s*\d\s*\}|[-+]?\d))|(?P<digit>[2-6](?![\d.]))"
+    r"|(?P<circle>\^\s*\{\s*\\circ\s*\})|(?P<close>[)}\]])|(?P<join>-(?=[a-zA-Z])|;)|[/*.({\['%]"
+)
+_FACTOR = re.compile(r"^[^a-zA-Z\\]*(?:\\frac(?:\{[^{}]*\}){2})?(?:\\times *10\^\{[-\d]*\})? *(?![eE][-+]?\d)[a-zA-Z]")
+_PERCENT = re.compile(r"%|(?<![a-zA-Z])(?:percent|percentage|pct)(?![a-zA-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A value as written."""
+
+    value: Fraction
+    is_percent: bool = False
+    digits: int = 0  # significant ones of a decimal; 0: written as an integer or a fraction, so exact
+
+
+def read(text: str, *, has_bare_unit: bool = True) -> Number | None:
+    r"""The number that all of `text` says, or None. A symbol before an equals sign (`x = 5`) and a unit after it are left out.
+
+    Without `has_bare_unit` a letter right after the number is a factor (`6m`), and only `6 \text{ m}` has a unit.
+    """
+    parts = latex.cut(latex.unwrap(latex.plain(text)), _RELATION)
+    if not has_bare_unit and _FACTOR.search(parts[-1]):
+        return None
+    if len(parts) > 1 and not (parts[0] == "" or is_symbol(parts[0])):
+        return None
+    found = [_bare(part) for part in parts[1:] or parts]
+    last = found[-1]
+    if last is None or any(number is not None and not same(number, last, Fraction(1, 100)) for number in found):
+        return None  # x = 3 = 4: two answers
+    return last
+
+
+def is_symbol(text: str) -> bool:
+    r"""One name, as what stands left of an equals sign: `x`, `T_2`, `\Delta H`, `f(n)`, `P(X = 3)`, `speed`."""
+    return len(text) < 60 and _SYMBOL.fullmatch(text.strip()) is not None
+
+
+def same(gold: Number, answer: Number, tolerance: Fraction | None = None, *, is_relative: bool = True) -> bool:
+    """Equal, or within `tolerance` (inclusive). Where one side alone has a percent sign, it is read either way."""
+    pairs = [(gold.value, answer.value)]
+    if gold.is_percent != answer.is_percent:
+        pairs.append((gold.value / 100, answer.value) if gold.is_percent else (gold.value, answer.value / 100))
+    if tolerance is None:
+        return any(left == right or _is_written_for(left, right, gold, answer) for left, right in pairs)
+    return any(abs(left - right) <= tolerance * (abs(left) if is_relative else 1) for left, right in pairs)
+
+
+def power_of_ten(unit: str) -> int:
+    r"""The exponent of a power of ten at the head of a unit (`$10^{-19} \mathrm{~J}$`: -19); 0 where there is none."""
+    match = _BARE_POWER.match(latex.plain(unit).replace(r"\text{", "").lstrip(" {"))
+    return int(next(group for group in match.groups() if group).replace(" ", "")) if match else 0
+
+
+def is_unit(text: str) -> bool:
+    """Whether this may stand after a number without changing it."""
+    if len(text) > 80 or text.count("(") != text.count(")"):
+        return False
+    position, is_apart, before = 0, False, ""
+    while position < len(text):
+        match = _UNIT_TOKEN.match(text, position)
+        if match is None or not _fits(match, is_apart, before):
+            return False
+        is_apart = match[0].isspace() or (match["command"] or "") == "text" or (is_apart and match[0] in "{(")
+        before, position = match.lastgroup or "", match.end()
+    return True
+
+
+def _fits(token: re.Match[str], is_apart: bool, before: str) -> bool:
+    """`is_apart`: nothing but a space or an opening stands right before it. `before`: the kind of what stands before it."""
+    if command := token["command"]:
+        return command in _UNIT_COMMANDS
+    if word := token["word"]:
+        if word in _SHORT:
+            return True
+        return len(word) > 2 and word.lower() not in _NO_UNIT and (is_apart or before != "")
+    if token["digit"] or token["power"]:
+        return before in ("word", "close") and not is_apart
+    return token["join"] is None or before in ("word", "close", "power")
+
+
+def _bare(text: str) -> Number | None:
+    """A number with what may stand around it, without an equals sign."""
+    text = text[_LEAD.match(text).end() :]  # type: ignore[union-attr]
+    sign = _SIGN.match(text)[0]  # type: ignore[index]
+    rest = latex.unwrap(text[len(sign) :]) if text[len(sign) :].startswith("{") else text[len(sign) :]
+    for pattern, convert in ((_FRACTION, _fraction), (_BARE_POWER, _power), (_NUMBER, _decimal)):
+        match = pattern.match(rest)
+        if match is None:
+            continue
+        found = convert(match)
+        return _finished(found, sign.strip() == "-", rest[match.end() :]) if found else None
+    return None
+
+
+def _finished(found: tuple[Fraction, int], is_negative: bool, tail: str) -> Number | None:
+    """With its sign, and what follows it read as percent, scale (`million`) and unit."""
+    value, digits = found
+    words = tail.strip().lower().split()
+    if words and words[0] in _SCALES:
+        value, tail = value * _SCALES[words[0]], tail.strip()[len(words[0]) :]
+    is_percent = _PERCENT.search(tail) is not None
+    if not is_unit(tail):
+        return None
+    return Number(-value if is_negative else value, is_percent, digits)
+
+
+def _decimal(match: re.Match[str]) -> tuple[Fraction, int] | None:
+    digits = match["digits"].replace(",", "").replace(" ", "")
+    exponent = next((group.replace(" ", "") for group in match.groups()[1:] if group), "0")
+    if len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
+        return None
+    has_point = "." in digits or int(exponent) < 0
+    significant = len(digits.replace(".", "").lstrip("0")) if has_point else 0
+    return Fraction(digits if digits != "." else "0") * Fraction(10) ** int(exponent), significant
+
+
+def _power(match: re.Match[str]) -> tuple[Fraction, int] | None:
+    exponent = next(group for group in match.groups() if group).replace(" ", "")
+    return (Fraction(10) ** int(exponent), 0) if len(exponent) < 6 and abs(int(exponent)) <= MAX_EXPONENT else None
+
+
+def _fraction(match: re.Match[str]) -> tuple[Fraction, int] | None:
+    top, bottom = (_exact(match[name] or match[other]) for name, other in (("top", "over"), ("bottom", "under")))
+    whole = match["whole"] or match["plain_whole"]
+    if bottom == 0 or (whole and not 0 <= top / bottom < 1):
+        return None
+    return (int(whole) if whole else 0) + top / bottom, 0
+
+
+def _exact(digits: str) -> Fraction:
+    return Fraction(digits.replace(",", "").replace(" ", ""))
+
+
+def _is_written_for(left: Fraction, right: Fraction, gold: Number, answer: Number) -> bool:
+    """One is a decimal of many digits, the other a fraction without a finite decimal, and they are as close as can be."""
+    for exact, written, digits in ((left, right, answer.digits), (right, left, gold.digits)):
+        if digits >= WRITTEN_DIGITS and not _is_finite(exact):
+            return abs(exact - written) <= WRITTEN_ERROR * abs(exact)
+    return False
+
+
+def _is_finite(value: Fraction) -> bool:
+    """Whether it has a finite decimal."""
+    rest = value.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1

@@ -1,0 +1,25 @@
+"""Numbers of answer fields, exactly: nothing passes through a float."""
+
+import re
+from decimal import Decimal
+
+_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d)\.)?(?:[eE][+-]?\d{1,3})?", re.ASCII)
+
+
+def read_decimal(text: str) -> Decimal | None:
+    """The one number that `text` is, thousands commas, blanks and a Unicode minus sign allowed; None where it is none."""
+    plain = "".join(text.split()).replace("−", "-")
+    if not _NUMBER.fullmatch(plain) or not any(sign.isdigit() for sign in plain):
+        return None
+    return Decimal(plain.replace(",", ""))
+
+
+def scale(number: Decimal, power: int) -> Decimal:
+    """`number` times ten to `power`, no digit lost or added."""
+    sign, digits, exponent = number.as_tuple()
+    return Decimal((sign, digits, int(exponent) + power))
+
+
+def write(number: Decimal) -> str:
+    """Plain decimal digits: no exponent, no plus sign; zeros at the end are kept."""
+    return format(number, "f")
