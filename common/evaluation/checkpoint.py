@@ -12,7 +12,9 @@
 import importlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
@@ -121,4 +123,10 @@ def _convert_orbax(located: Located, target: Path) -> None:
     like = None if located.files == located.weights else located.files
     dtypes = {tensor.dtype for tensor in model_layout(like).values()} if like is not None else set()
     dtype = dtypes.pop() if len(dtypes) == 1 and dtypes <= {"float32", "bfloat16"} else None
-    importlib.import_module("rolloutpipe_jax.convert").convert(located.weights, target, dtype=dtype, like=like)
+    # In a process of its own: JAX has threads, and Ray is still to be started, which forks.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        process.submit(_run_convert, located.weights, target, dtype, like).result()
+
+
+def _run_convert(source: Path, target: Path, dtype: str | None, like: Path | None) -> None:
+    importlib.import_module("rolloutpipe_jax.convert").convert(source, target, dtype=dtype, like=like)
