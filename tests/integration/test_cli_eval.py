@@ -1,4 +1,4 @@
-"""`rolloutpipe eval` through the command line: bad input, without an engine; slow: a real evaluation of each kind of checkpoint."""
+"""`rolloutpipe eval` through the command line: bad input, without an engine; slow: a real one of each kind of checkpoint."""
 
 import json
 import os

@@ -1,6 +1,7 @@
 """`eval.every`: evaluations in the tail of a round, and what they must not change. Fakes in virtual time."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from common.metrics import collect_rounds
 from common.progress import Progress
 from common.report.evals import evaluations
 from common.report.groups import read_groups
+from common.report.html import write_report
+from common.report.tensorboard import TensorboardListener
 from common.report.trace import trace_records
 from common.rundir import RunDir
 from common.simulation.event_check import checked_events
 from common.testing import FakeEngine
 from common.testing.fakes import Fault
-from common.timeline import Event
+from common.timeline import Event, Timeline
 
 ON: dict[str, Any] = {"eval": {"every": 2, "samples": 2}}
 SLOW = 20.0  # seconds of one group at the trainer: a long tail
@@ -262,3 +265,47 @@ def test_the_display_says_when_the_publish_waits_for_it(tmp_path: Path) -> None:
         progress.listen(event)
         words.add(progress.who_waits(event["t"]).partition(" (")[0])
     assert "publish waits for the evaluation" in words and progress.accuracy is not None
+
+
+def page_data(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def test_the_report_has_table_curve_and_bars(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, eval={"every": 2, "samples": 2, "pass_at": [1, 2]})
+    page = write_report(lab.run_dir.path).read_text()
+    data = page_data(page)
+    assert [row["version"] for row in data["evals"]] == [0, 2, 3]
+    table = re.search(r'id="evaluations">.*?</section>', page, re.S)
+    assert table is not None and table[0].count("<tr><td>") == 3 and "after the last" in table[0] and "@2 " in table[0]
+    assert 'id="evals"' in page and "evaluation</li>" in page
+    charts = {chart["round"]: chart for chart in data["charts"]}
+    orders = [bar[3] for engine in charts[2]["engines"] for bar in engine["bars"]]
+    assert orders.count(-1) == 10 and charts[2]["orders"] == 4 == max(orders) + 1
+    assert len(charts[2]["evaluation"]) == 1 and charts[1]["evaluation"] == []
+
+
+def test_the_report_of_a_run_without_evaluations_says_nothing_of_them(tmp_path: Path) -> None:
+    page = write_report(run_run(tmp_path).run_dir.path).read_text()
+    assert 'id="evaluations"' not in page and "evaluation</li>" not in page and page_data(page)["evals"] == []
+
+
+def test_tensorboard_has_the_figures_by_version(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    lab = lab_of(tmp_path, eval={"every": 2, "samples": 2, "pass_at": [1, 2]})
+    timeline = Timeline(None)
+    listener = TensorboardListener(timeline, tmp_path / "board")
+    for event in lab.events:
+        timeline.emit(event["kind"], **{name: value for name, value in event.items() if name not in ("t", "kind")})
+    listener.close()
+    read = accumulator.EventAccumulator(str(tmp_path / "board"))
+    read.Reload()
+    for tag, name in (("eval/accuracy", "accuracy"), ("eval/length_mean", "length_mean"), ("eval/wait", "wait")):
+        assert [(point.step, pytest.approx(point.value)) for point in read.Scalars(tag)] == [
+            (event["version"], event[name]) for event in lab.of("eval")
+        ]
+    assert [point.value for point in read.Scalars("eval/pass_at_2")] == pytest.approx(
+        [event["pass_at"]["2"] for event in lab.of("eval")]
+    )
