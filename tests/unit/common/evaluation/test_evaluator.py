@@ -137,7 +137,8 @@ def test_each_sample_has_a_seed_that_depends_on_problem_and_member_alone() -> No
     assert len(set(seeds.values())) == 18
     assert {request.request_id: request.seed for request in few.engine.requests}.items() <= seeds.items()
     moved = evaluate(problems=make_problems(9)[::-1])
-    assert {request.seed for request in moved.engine.requests} == set(seeds.values())
+    of_prompt = {(request.prompt_ids, request.member): request.seed for request in many.engine.requests}
+    assert {(request.prompt_ids, request.member): request.seed for request in moved.engine.requests} == of_prompt
     assert {request.seed for request in evaluate(9, seed=1).engine.requests}.isdisjoint(seeds.values())
     assert eval_seed(0, "p0", 1) != eval_seed(0, "p01", 0)
 

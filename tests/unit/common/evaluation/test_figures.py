@@ -123,9 +123,9 @@ def test_lengths_and_shares() -> None:
 
 
 def test_a_right_answer_is_one_by_its_verdict_not_by_its_reward() -> None:
-    found = figures_of([outcome("a", True, reward=0.7), outcome("b", False, reward=1.2)])
-    assert found.accuracy is not None and found.accuracy.value == 0.5
-    assert found.reward_mean == pytest.approx(0.95)
+    found = figures_of([outcome("a", True, reward=0.7), outcome("b", True, reward=0.4), outcome("c", False, reward=1.2)])
+    assert found.accuracy is not None and found.accuracy.value == pytest.approx(2 / 3)
+    assert found.reward_mean == pytest.approx(2.3 / 3)
 
 
 def test_pass_at_k_is_averaged_over_problems_with_enough_samples() -> None:
