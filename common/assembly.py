@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from common.books import Books
 from common.config import Config
+from common.evaluation.evaluator import Evaluator
 from common.grpo import StdKind
 from common.history import History
 from common.materialize import materialize, reward_stats, scale_to_batch
@@ -39,6 +40,7 @@ class Parts:
     on_group: GroupListener = lambda group, problem: None  # each complete group, trained or not
     refill: Refill = lambda: None  # one more problem, or None
     publish: Callable[[], Awaitable[None]] = _publish_nothing  # the round's weights, after its last update (rule 6)
+    evaluator: Evaluator | None = None  # of the round's version, once the engines are idle
     history: History = field(default_factory=History)  # what the run has shown, for the adaptive schedule
 
 

@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"rolloutpipe: the command line needs the package {error.name}; install rolloutpipe[run]")
 
-_RECORDING = ("train", "compare")  # commands whose run directory is there while they run
+_RECORDING = ("train", "compare", "eval")  # commands whose run directory is there while they run
 
 _KEPT = {"score": "what was scored is on stdout"}
 

@@ -63,3 +63,25 @@ def score(
     write_json(json_file, result)
     if not is_clean:
         raise typer.Exit(1)
+
+
+@app.command(name="eval")
+def evaluate(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="YAML file of a training; its section `eval` says what is asked.")
+    ],
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", metavar="PATH", help="Model, run, checkpoint or Orbax directory; else CONFIG's model."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="New directory for samples and eval.json.", show_default=False)
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Ask a model problems and score its answers: accuracy with its interval, pass@k, lengths, by category."""
+    from common.commands.eval import evaluate as command
+    from common.config import load_config
+
+    write_json(json_file, command(load_config(config, overrides or []), checkpoint, out, Console()))

@@ -1,13 +1,21 @@
 """Settings of an evaluation: of a finished model (`rolloutpipe eval`), and during a training (`every`)."""
 
-from typing import Self
+import re
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from common.config_section import Section
 from common.config_workload import WorkloadConfig
 from common.errors import ConfigError, explain
 from common.records import Sampling
+
+_OWN_NAME = re.compile(r"(?<![\w.'\"])workload(?=[.:])")  # of the section in a message
+
+
+def as_typed(message: str) -> str:
+    """A message of a workload's section that stands in `eval`."""
+    return _OWN_NAME.sub("eval.workload", message)
 
 
 class EvalConfig(Section):
@@ -36,6 +44,18 @@ class EvalConfig(Section):
             stop_token_ids=training.stop_token_ids,
             is_trained=False,
         )
+
+    @field_validator("workload", mode="wrap")
+    @classmethod
+    def _check_workload(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        """What the section says of itself as `workload`, it says here of `eval.workload`."""
+        try:
+            return validate(value)
+        except ValidationError as error:
+            for fault in error.errors():
+                if isinstance(cause := fault.get("ctx", {}).get("error"), ConfigError):
+                    raise ConfigError(as_typed(str(cause))) from None
+            raise
 
     @model_validator(mode="after")
     def _check(self) -> Self:

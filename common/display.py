@@ -176,6 +176,8 @@ def _facts(progress: Progress, current: RoundProgress) -> Text:
     text.append("  log-prob gap ").append(small(gap), style=f"bold {_BAD}" if is_over else "bold")
     if limit is not None:
         text.append(f"/{small(limit)}", style="bright_black")
+    if progress.accuracy is not None:
+        text.append("  eval ").append(percent(progress.accuracy), style="bold")
     text.append("  step ").append(str(progress.optimizer_step), style="bold")
     if current.num_retries:
         text.append(f"  {current.num_retries} retries", style=_WAIT)

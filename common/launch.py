@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -55,11 +55,12 @@ async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline
             publisher=publisher,
             decode=lambda ids: str(prepared.tokenizer.decode(ids, skip_special_tokens=True)),
             workload=prepared.workload,
+            eval_problems=prepared.evaluation.problems if prepared.evaluation is not None else (),
             timeline=timeline,
             model_dir=prepared.model_dir,
         )
     finally:
-        await _close_all(closing, config.limits.close_timeout_s)
+        await close_all(closing, config.limits.close_timeout_s)
         if publisher is not None:
             publisher.close()
 
@@ -80,7 +81,7 @@ def _publisher(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Ti
 async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closing: list[Any]) -> tuple[Any, Any, Any]:
     """Start the three side by side. What has started stands in `closing`, also where another fails or Ctrl-C comes."""
     pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
-    verifier = make_verifier(config.rewards, examples=prepared.workload.examples, log=run_dir.logs / "verifier.log")
+    verifier = make_verifier(config.rewards, examples=prepared.examples, log=run_dir.logs / "verifier.log")
     closing.append(verifier)
 
     async def keep(start: Callable[[], Awaitable[Any]]) -> Any:
@@ -90,22 +91,27 @@ async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closin
 
     model_dir, logs = prepared.model_dir, run_dir.logs
     start_pool, start_trainer = pool_room.start_pool, room_of(config, "trainer").start_trainer
-    starts = [
-        asyncio.create_task(keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len))),
-        asyncio.create_task(keep(lambda: start_trainer(config, model_dir, logs, prepared.max_model_len))),
-        asyncio.create_task(verifier.start(config.limits.start_timeout_s)),
-    ]
-    try:
-        engine, trainer, _ = await asyncio.gather(*starts)
-    except BaseException:
-        for task in starts:
-            task.cancel()
-        await asyncio.wait(starts, timeout=1.0)
-        raise
+    engine, trainer, _ = await together(
+        keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len)),
+        keep(lambda: start_trainer(config, model_dir, logs, prepared.max_model_len)),
+        verifier.start(config.limits.start_timeout_s),
+    )
     return engine, trainer, verifier
 
 
-async def _close_all(closing: list[Any], timeout_s: float) -> None:
+async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Their results, in order; where one fails or Ctrl-C comes, the others are cut off."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=1.0)
+        raise
+
+
+async def close_all(closing: list[Any], timeout_s: float) -> None:
     """Within the deadline; what does not end in time is ended with Ray."""
     tasks = [asyncio.create_task(part.close()) for part in closing]
     if tasks:

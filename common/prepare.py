@@ -14,6 +14,7 @@ from typing import Any
 
 from common.config import Config
 from common.errors import ConfigError, DataError, explain
+from common.evaluation.problems import evaluation_length, load_evaluation
 from common.rewards.verifier import make_verifier
 from common.spool import TensorLayout, model_layout
 from common.workloads.load import Workload, load_problems, read_rows
@@ -30,7 +31,13 @@ class Prepared:
     layout: dict[str, TensorLayout]  # what the engines will expect
     tokenizer: Any
     workload: Workload
+    evaluation: Workload | None  # what is asked during the training; None: nothing is
     max_model_len: int  # tokens of prompt and response together
+
+    @property
+    def examples(self) -> tuple[dict[str, Any], ...]:
+        """A task of each kind, for the verifier's warm-up."""
+        return self.workload.examples + (self.evaluation.examples if self.evaluation is not None else ())
 
 
 def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *, has_engines: bool = True) -> Prepared:
@@ -39,7 +46,7 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
     Without `has_engines`, no room is asked for them, and vLLM need not be installed.
     """
     check_room(config, has_engines=has_engines)
-    _check_rewards(config)
+    check_rewards(config)
     rows = read_rows(config.workload, config.rewards.function)
     model_dir = find_model(config, report)
     layout = model_layout(model_dir)
@@ -51,8 +58,11 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
         raise ConfigError(explain("sampling.max_tokens", rule, config.sampling.max_tokens, "lower it"))
     tokenizer = load_tokenizer(model_dir)
     workload = load_problems(config.workload, tokenizer, context - config.sampling.max_tokens, config.rewards.function, rows)
-    max_model_len = _max_model_len(config, workload)
-    _check_tokens(config, workload, num_tokens, model_dir)
+    evaluation = load_evaluation(config, tokenizer, context, report, workload) if config.eval.every is not None else None
+    max_model_len = max(_max_model_len(config, workload), evaluation_length(config, evaluation))
+    for problems in (workload, evaluation):
+        if problems is not None:
+            _check_tokens(config, problems, num_tokens, model_dir)
     engine = importlib.import_module("rolloutpipe_torch.rollout.engine")
     if not (engine.eos_token_ids(model_dir) or config.sampling.stop_token_ids):
         report("the model names no token that ends a response (eos_token_id): all will run to sampling.max_tokens")
@@ -61,7 +71,14 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
     if config.workload.when_short == "stop" and len(workload.problems) < config.groups_per_round:
         rule = f"needs at least groups_per_round ({config.groups_per_round}) problems with workload.when_short `stop`"
         raise DataError(explain("workload", rule, len(workload.problems), "add problems, or set workload.when_short=wrap"))
-    return Prepared(model_dir=model_dir, layout=layout, tokenizer=tokenizer, workload=workload, max_model_len=max_model_len)
+    return Prepared(
+        model_dir=model_dir,
+        layout=layout,
+        tokenizer=tokenizer,
+        workload=workload,
+        evaluation=evaluation,
+        max_model_len=max_model_len,
+    )
 
 
 def _check_tokens(config: Config, workload: Workload, num_tokens: int, model_dir: Path) -> None:
@@ -89,7 +106,7 @@ def check_room(config: Config, model_dir: Path | None = None, *, has_engines: bo
         importlib.import_module("rolloutpipe_torch.rollout.pool").check_room(config, model_dir)
 
 
-def _check_rewards(config: Config) -> None:
+def check_rewards(config: Config) -> None:
     """A user's function is imported in a verifier process, a remote verifier must answer: ConfigError where they do not."""
     if config.rewards.function is not None or config.rewards.remote is not None:
         asyncio.run(_try_verifier(config))

@@ -36,6 +36,7 @@ class RoundProgress:
     num_rewards: int = 0
     logprob_gap: float | None = None
     last_publish: str | None = None
+    num_eval: int = 0  # responses of the evaluation that goes on
     group_tokens: dict[str, int] = field(default_factory=dict)
     in_flight: dict[str, tuple[str, str, float]] = field(default_factory=dict)  # request: group, replica, since; oldest first
 
@@ -74,6 +75,7 @@ class Progress:
         self.num_finished = 0
         self.rewards: list[float] = []  # of finished rounds
         self.optimizer_step = 0
+        self.accuracy: float | None = None  # of the last evaluation
         self.notes: list[str] = []  # stalls and drops, newest last
         self.last_s = 0.0
         self.trainer_since_s = 0.0  # when the trainer last ended something
@@ -120,6 +122,11 @@ class Progress:
             self.rewards = [*self.rewards, self.round.reward][-_KEPT_REWARDS:]
         self.num_finished += 1
 
+    def _on_eval(self, event: Event) -> None:
+        self.accuracy = event["accuracy"]
+        if self.round is not None:
+            self.round.num_eval = 0
+
     def _on_stall(self, event: Event) -> None:
         self._note(f"stall: {event.get('message', '')}")
 
@@ -134,6 +141,9 @@ class Progress:
         current.in_flight.pop(event["request"], None)
         current.num_responses += event["finish_reason"] != "abort"
         current.tokens_out += event["tokens"]
+
+    def _in_eval_response(self, current: RoundProgress, event: Event) -> None:
+        current.num_eval += 1
 
     def _in_retry(self, current: RoundProgress, event: Event) -> None:
         if current.in_flight.pop(event["request"], None) is None:
@@ -191,6 +201,8 @@ class Progress:
         current = self.round
         if current is None:
             return "starting"
+        if current.is_trained and current.num_eval:
+            return f"publish waits for the evaluation ({current.num_eval} responses){_lasting(now_s - self.trainer_since_s)}"
         if current.is_trained:
             last = f" ({current.last_publish} done)" if current.last_publish else ""
             return f"publishing{last}{_lasting(now_s - self.trainer_since_s)}"

@@ -2,15 +2,18 @@
 
 Producer (`rollout_side`) and consumer (`train_side`) run side by side around the complete-group queue. All schedules are
 this one path; they differ in the admission policy and, for `serial`, in a queue that opens when the rollout is done.
+Where the round has an evaluation, it takes the engines that the rollout has left, and the publish waits for it.
 The death of either side reaches the other as an exception with its cause (rule 7), and the books are checked (rule 3).
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from common.books import Books
 from common.config import Config
+from common.evaluation.evaluator import Evaluator
 from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
 from common.protocols import Problem
 from common.queue import CompleteGroupQueue
@@ -77,15 +80,18 @@ class Round:
         return RoundResult(index=self._index, version=self._version, updates=tuple(self._train_side.updates), books=self._books)
 
     async def _run_sides(self, problems: Sequence[Problem]) -> None:
-        """Both sides, side by side; neither is left running, whatever happens."""
+        """Both sides, side by side, and the evaluation in the tail; none is left running, whatever happens."""
         rollout = asyncio.create_task(self._produce(problems), name="rollout side")
         train = asyncio.create_task(self._train_side.run(), name="train side")
+        tasks: list[asyncio.Task[Any]] = [rollout, train]
+        if self._parts.evaluator is not None:
+            tasks.append(asyncio.create_task(self._evaluate(self._parts.evaluator, rollout), name="evaluation"))
         try:
-            await self._join(rollout, train)
+            await self._join(tasks, train)
         finally:
-            rollout.cancel()
-            train.cancel()
-            await asyncio.gather(rollout, train, self._rollout_side.stop(), return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, self._rollout_side.stop(), return_exceptions=True)
 
     def _policy(self, problems: Sequence[Problem]) -> AdmissionPolicy:
         config = self._config
@@ -131,12 +137,29 @@ class Round:
         self._parts.timeline.emit("rollout_done", round=self._index)
         self._queue.open()
 
-    async def _join(self, rollout: "asyncio.Task[None]", train: "asyncio.Task[list[UpdateResult]]") -> None:
-        """Until both have ended; the first error ends the round."""
-        await asyncio.wait((rollout, train), return_when=asyncio.FIRST_EXCEPTION)
+    async def _evaluate(self, evaluator: Evaluator, rollout: "asyncio.Task[None]") -> None:
+        """Once the rollout has left the engines, while the trainer works off its tail. An error ends the round."""
+        await asyncio.wait((rollout,))
+        if rollout.cancelled() or rollout.exception() is not None:
+            return
+        await self._rollout_side.stop()  # what was dropped may still be on its way out
+        try:
+            await evaluator.run(self._held_up_s)
+        except BaseException as error:
+            self._queue.fail(error)
+            raise
+
+    def _held_up_s(self) -> float:
+        """For how long the publish has waited for the evaluation: since the trainer is done with the round."""
+        ended_s = self._train_side.ended_s
+        return 0.0 if ended_s is None else self._parts.timeline.now() - ended_s
+
+    async def _join(self, tasks: "list[asyncio.Task[Any]]", train: "asyncio.Task[list[UpdateResult]]") -> None:
+        """Until all have ended; the first error ends the round."""
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if not train.done():
             await asyncio.wait((train,))  # the queue has failed, so it ends; an open update is aborted first
-        for task in (rollout, train):
+        for task in tasks:
             if task.done():
                 task.result()
 
@@ -156,9 +179,10 @@ class Round:
 
     def _describe(self) -> str:
         """Who waits for whom, in one line."""
-        queue = self._queue.snapshot()
+        queue, evaluator = self._queue.snapshot(), self._parts.evaluator
+        evaluation = f"; {evaluator.describe()}" if evaluator is not None else ""
         return (
             f"round {self._index}: {queue.num_taken + queue.num_waiting} of {queue.num_expected} groups complete, "
             f"{queue.num_dropped} dropped, {queue.num_taken} with the trainer, which is {self._train_side.doing}; "
-            f"{self._rollout_side.describe()}"
+            f"{self._rollout_side.describe()}{evaluation}"
         )

@@ -2,19 +2,21 @@
 
     publish 0 ──> round 0, publish 1 ──> round 1, publish 2 ──> ... ──> round N-1, export N ──> model/
 
-The last version is exported and checked, but not sent to the engines: nothing will be sampled from it.
+The last version is exported and checked, but not sent to the engines: nothing will be sampled from it, unless it is evaluated.
 """
 
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from common.config import Config
 from common.errors import TrainerError
+from common.evaluation.evaluator import EvalParts
+from common.evaluation.training import TrainingEvals
 from common.history import History
 from common.metrics import RoundCollector, RoundMetrics
 from common.metrics_file import append_metrics, metrics_line, read_metrics
@@ -40,6 +42,7 @@ class RunParts:
     publisher: Publisher
     decode: Callable[[Any], str]
     workload: Workload
+    eval_problems: Sequence[Problem] = ()
     timeline: Timeline
     model_dir: Path  # of the starting weights
 
@@ -66,6 +69,7 @@ class Run:
         self._sampler = PromptSampler(len(parts.workload.problems), config.seed, config.workload.when_short)
         self._collector = RoundCollector(lambda metrics: append_metrics(run_dir.metrics, metrics))
         self._groups = GroupWriter(run_dir.groups)
+        self._evals = TrainingEvals(config, self._eval_parts(), run_dir)
         self._history = History()  # of this process: a resumed run learns anew
         self._round = 0  # the next one
         self._saved_round = 0  # rounds in the newest checkpoint
@@ -86,10 +90,15 @@ class Run:
             if self._saved_round != self._round:
                 await self._save()
                 await self._end_save()
+            self._write_model()
+            if (evaluator := self._evals.at_the_end(self._version)) is not None:
+                timeline.emit("phase", name=f"evaluating weight version {self._version}")
+                await evaluator.run()
         except BaseException:
             await self._end_save_soon()
             raise
-        self._write_model()
+        finally:
+            self._evals.close()
         result = RunResult(
             schedule=self._config.schedule,
             rounds=self._collector.rounds,
@@ -122,7 +131,18 @@ class Run:
             on_group=self._store,
             refill=self._refill,
             publish=self._publish,
+            evaluator=self._evals.in_round(self._round, self._version),
             history=self._history,
+        )
+
+    def _eval_parts(self) -> EvalParts:
+        parts = self._parts
+        return EvalParts(
+            engine=parts.engine,
+            verifier=parts.verifier,
+            decode=parts.decode,
+            timeline=parts.timeline,
+            problems=parts.eval_problems,
         )
 
     def _draw(self) -> list[Problem]:
@@ -140,7 +160,7 @@ class Run:
         """The end of a round: its weights are the next version."""
         self._version += 1
         publisher = self._parts.publisher
-        is_last = self._round + 1 == self._config.rounds
+        is_last = self._round + 1 == self._config.rounds and not self._evals.is_on
         await (publisher.export if is_last else publisher.publish)(self._version, self._round)
 
     async def _save(self) -> None:
@@ -203,6 +223,7 @@ class Run:
         kept = [metrics for metrics in read_metrics(self._run_dir.metrics) if metrics.round < self._round]
         write_atomically(self._run_dir.metrics, "".join(map(metrics_line, kept)))
         self._collector.rounds[:] = kept
+        self._evals.restore(self._round)
         for path in self._run_dir.groups.glob("round-*.jsonl"):
             if path >= round_path(self._run_dir.groups, self._round):
                 path.unlink()

@@ -40,6 +40,14 @@ class RunDir:
         return self.path / "groups"
 
     @property
+    def evals(self) -> Path:
+        return self.path / "eval.jsonl"
+
+    @property
+    def eval_samples(self) -> Path:
+        return self.path / "eval"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

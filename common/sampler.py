@@ -12,19 +12,32 @@ from common.config import Config
 from common.errors import EngineError
 from common.open_group import Member, OpenGroup
 from common.protocols import Engine
-from common.records import FinishReason, Response
+from common.records import FinishReason, Response, Sampling
 from common.timeline import Timeline
 
 _ENDED = "its group has ended"
 
 
 class Sampler:
-    """Asks the engine for responses of one round's weight version."""
+    """Asks the engine for responses of one weight version."""
 
-    def __init__(self, config: Config, *, index: int, version: int, engine: Engine, timeline: Timeline, books: Books) -> None:
-        self._limits, self._sampling = config.limits, config.sampling.build()
-        self._index, self._version = index, version
+    def __init__(
+        self,
+        config: Config,
+        *,
+        index: int | None,
+        version: int,
+        engine: Engine,
+        timeline: Timeline,
+        books: Books,
+        sampling: Sampling | None = None,
+        prefix: str = "",
+    ) -> None:
+        """`index` None: in no round. `prefix`: of the kinds of its events, where they are no training's."""
+        self._limits, self._sampling = config.limits, sampling or config.sampling.build()
+        self._version, self._prefix = version, prefix
         self._engine, self._timeline, self._books = engine, timeline, books
+        self.where = {} if index is None else {"round": index}  # of events
         self.num_responses = 0
         self.num_tokens = 0
 
@@ -90,4 +103,4 @@ class Sampler:
     def _emit(self, kind: str, member: Member, **fields: object) -> None:
         request = member.request
         ids = {"request": request.request_id, "group": request.group_id, "member": request.member}
-        self._timeline.emit(kind, round=self._index, replica=f"engine-{member.replica}", **ids, **fields)
+        self._timeline.emit(f"{self._prefix}{kind}", **self.where, replica=f"engine-{member.replica}", **ids, **fields)

@@ -126,6 +126,16 @@ def model_layout(model_dir: Path) -> dict[str, TensorLayout]:
     return layout
 
 
+def spool_model(model_dir: Path, spool: Path, version: int) -> None:
+    """The weights of a model directory, as a trainer would export them. One file is in memory at a time. Raises DataError."""
+    layout = model_layout(model_dir)
+    with SpoolWriter(spool, version) as writer:
+        for file in sorted(model_dir.glob("*.safetensors")):
+            for name, entry in deserialize(file.read_bytes()):
+                if name in layout:  # a tied head is not
+                    writer.add(name, layout[name].dtype, layout[name].shape, bytes(entry["data"]))
+
+
 def _is_tied(model_dir: Path) -> bool:
     file = model_dir / "config.json"
     try:

@@ -21,10 +21,13 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | compute | start, phase (accumulate, finish), update, group |
 | update | update, optimizer_step, loss, grad_norm, groups, is_short (fewer than U), tokens, metrics |
 | publish | start, phase (export, check, transfer, probe), version; of a probe gap, the largest log-prob gap in nats |
+| eval_dispatch, eval_response, eval_retry | as dispatch, response and retry, of an evaluation |
+| eval | start, version, accuracy, low, high and more figures (`Evaluation.fields`), wait (for how long it held up the publish) |
 | stall | message (the watchdog) |
 | round_end | books (rule 3: groups, refilled, trained, filtered, dropped, requests, finished, failed, cancelled) |
 
-`request` and `group` are strings: `r3/g17/m2`, `r3/g17`, where 17 is the group's order. A request leaves its engine with its
+`request` and `group` are strings: `r3/g17/m2`, `r3/g17`, where 17 is the group's order; `e3/g17/m2` is of the evaluation of
+weight version 3, and where that took place after the last round, has no `round`. A request leaves its engine with its
 `response` or `retry`, at the latest with its group's `group_drop`. An accumulate covers one group; `update` counts within the
 round. The `run_start` of a simulated run has `is_simulated: true`. Figures of a round: `common.metrics`.
 """
@@ -92,7 +95,7 @@ def group_number(group: str) -> int:
 
 # Written through at once: what a person needs after a crash. The rest goes with the file's buffer.
 _FLUSHED = frozenset(
-    {"run_start", "run_end", "round_start", "round_end", "rollout_done", "update", "group_drop", "stall", "publish"}
+    {"run_start", "run_end", "round_start", "round_end", "rollout_done", "update", "group_drop", "stall", "publish", "eval"}
 )
 
 

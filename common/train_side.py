@@ -34,6 +34,7 @@ class TrainSide:
         self.compute_s = self._accumulate_s = 0.0
         self._num_tokens = 0  # response tokens of accumulated groups
         self.doing = "starting"
+        self.ended_s: float | None = None  # None: not yet
 
     async def run(self) -> list[UpdateResult]:
         """The round's updates. An error of either side aborts the open update and is raised."""
@@ -54,7 +55,7 @@ class TrainSide:
                 await self._abort()
             raise
         finally:
-            self.doing = "done"
+            self.doing, self.ended_s = "done", self._timeline.now()
         return self.updates
 
     @property

@@ -80,16 +80,21 @@ def run_run(
     engine: FakeEngine | None = None,
     trainer: RecordingTrainer | None = None,
     problems: Workload | None = None,
+    num_eval: int = 0,
     reward: Callable[[dict[str, Any], str], float | None] | None = None,
     resume: bool = False,
     stop_when: Callable[[Event], bool] | None = None,
     seconds: Callable[[Any], float] = lambda request: 1.0,
+    verifier: FakeVerifier | None = None,
     **settings: Any,
 ) -> Lab:
-    """R=4, K=4, U=2, 3 rounds, 20 problems. `stop_when`: cancelled at that event, as by Ctrl-C. Errors are kept in `error`."""
+    """R=4, K=4, U=2, 3 rounds, 20 problems, `num_eval` more for evaluations. `stop_when`: cancelled at that event, as by Ctrl-C.
+
+    Errors are kept in `error`.
+    """
     config = config_of(**{"rounds": 3, "sampling": {"max_tokens": 16}, **settings})
     lab = Lab(config, RunDir(root / "run"), engine or FakeEngine(64, seconds=seconds), trainer or RecordingTrainer())
-    lab.verifier = FakeVerifier(reward=reward)
+    lab.verifier = verifier or FakeVerifier(reward=reward)
     if not resume:
         create(lab.run_dir, config)
 
@@ -99,7 +104,7 @@ def run_run(
         with Timeline(lab.run_dir.timeline, loop.time, offset_s=start_s) as timeline:
             timeline.listen(lab.events.append)
             timeline.emit("run_start", schedule=config.schedule)
-            task = loop.create_task(_run(lab, timeline, problems or workload_of(20), model_dir(root), resume))
+            task = loop.create_task(_run(lab, timeline, problems or workload_of(20), num_eval, model_dir(root), resume))
             if stop_when is not None:
                 timeline.listen(lambda event: task.cancel() and None if stop_when(event) else None)
             await asyncio.wait((task,), timeout=1e6)
@@ -115,7 +120,7 @@ def run_run(
     return lab
 
 
-async def _run(lab: Lab, timeline: Timeline, workload: Workload, start: Path, resume: bool) -> RunResult:
+async def _run(lab: Lab, timeline: Timeline, workload: Workload, num_eval: int, start: Path, resume: bool) -> RunResult:
     engine: Engine = lab.engine
     publisher = Publisher(
         lab.config,
@@ -133,6 +138,7 @@ async def _run(lab: Lab, timeline: Timeline, workload: Workload, start: Path, re
         publisher=publisher,
         decode=str,
         workload=workload,
+        eval_problems=make_problems(100 + num_eval)[100:],
         timeline=timeline,
         model_dir=start,
     )

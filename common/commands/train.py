@@ -112,7 +112,7 @@ def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Consol
             raise KeyboardInterrupt from None
         except Exception as error:
             detail = " ".join(str(error).split())
-            raise _told(error, run_dir) from error
+            raise told(error, run_dir) from error
         finally:
             timeline.emit("run_end", status=status, detail=detail)
             tensorboard.close()
@@ -142,7 +142,7 @@ def _last_event_s(run_dir: RunDir) -> float:
     return max((float(event["t"]) for event in events), default=0.0)
 
 
-def _told(error: Exception, run_dir: RunDir) -> Exception:
+def told(error: Exception, run_dir: RunDir) -> Exception:
     """The same error with the place of the logs; its traceback goes there, not to the terminal."""
     log = run_dir.logs / "driver.log"
     write_atomically(log, "".join(traceback.format_exception(error)))

@@ -72,7 +72,7 @@ def chart(spans: RoundSpans, metrics: RoundMetrics) -> Chart:
     return {
         "round": spans.number,
         "end": _rounded(spans.end_s - spans.start_s),
-        "orders": 1 + max((group_number(span.group or "") for span in requests), default=0),
+        "orders": 1 + max((group_number(span.group or "") for span in requests if not _is_eval(span)), default=0),
         "engines": [
             _engine(place, count, [span for span in requests if span.place == place], spans.start_s, draws_bars)
             for place, count in slots.items()
@@ -80,6 +80,7 @@ def chart(spans: RoundSpans, metrics: RoundMetrics) -> Chart:
         "trainer": [_trainer_bar(span, spans.start_s) for span in spans.spans if span.place == "trainer"],
         "verifier": [_bar(span, spans.start_s) for span in spans.spans if span.place == "verifier"] if draws_bars else [],
         "publish": [[*_bar(span, spans.start_s), span.name] for span in spans.spans if span.place == "publish"],
+        "evaluation": [[*_bar(span, spans.start_s), span.name] for span in spans.spans if span.place == "evaluation"],
         "markers": _markers(metrics),
     }
 
@@ -100,19 +101,25 @@ def _engine(name: str, slots: int, spans: list[Span], start_s: float, draws_bars
     engine: Chart = {"name": name, "slots": slots}
     if draws_bars:
         engine["bars"] = [
-            [*_bar(span, start_s), span.lane, group_number(span.group or ""), span.name, span.args.get("tokens"), _fate(span)]
-            for span in spans
+            [*_bar(span, start_s), span.lane, _order(span), span.name, span.args.get("tokens"), _fate(span)] for span in spans
         ]
     else:
         engine["steps"] = in_flight(spans, start_s)
     return engine
 
 
+def _is_eval(span: Span) -> bool:
+    return "is_eval" in span.args
+
+
+def _order(span: Span) -> int:
+    """Of its group in the round; -1: not of the round, but of the evaluation in its tail."""
+    return -1 if _is_eval(span) else group_number(span.group or "")
+
+
 def _fate(span: Span) -> str:
-    return str(
-        span.args.get("finish_reason")
-        or {"retry": "sampled again", "group_drop": "group dropped"}.get(span.args["ended_by"], "cut")
-    )
+    kind = span.args["ended_by"].removeprefix("eval_")
+    return str(span.args.get("finish_reason") or {"retry": "sampled again", "group_drop": "group dropped"}.get(kind, "cut"))
 
 
 def in_flight(spans: list[Span], start_s: float) -> list[list[float]]:

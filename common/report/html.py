@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 from common.figures import seconds
 from common.metrics import RoundMetrics, collect_rounds
 from common.report import gantt, summary
+from common.report.evals import COLUMNS, evaluations
 from common.report.rundir import RunInfo, run_events, run_info
 from common.report.samples import choose_samples
 from common.timeline import Event
@@ -39,6 +40,8 @@ def write_report(run_dir: Path) -> Path:
         "books": summary.books_rows(rounds),
         "incidents": lines,
         "num_incidents": num_lines,
+        "evals": evaluations(events),
+        "eval_columns": COLUMNS,
         "elapsed": seconds(info.end_s),
         "has_requests": any(event["kind"] == "response" for event in events),
     }
@@ -54,6 +57,7 @@ def page_data(info: RunInfo, rounds: list[RoundMetrics], events: list[Event]) ->
         "rounds": [entry.to_json() for entry in rounds],
         "gap_limit": summary.gap_limit(info),
         "charts": charts,
+        "evals": [{name: event[name] for name in ("version", "accuracy", "low", "high")} for event in evaluations(events)],
         "lengths": _lengths(events, rounds),
         "samples": choose_samples(info.directory, rounds),
     }

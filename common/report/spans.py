@@ -18,7 +18,7 @@ from common.timeline import Event
 class Span:
     """One bar."""
 
-    place: str  # replica name, "trainer", "verifier", "publish" or "phase"
+    place: str  # replica name, "trainer", "verifier", "publish", "evaluation" or "phase"
     lane: int  # slot of the replica, or lane of the verifier
     name: str
     start_s: float
@@ -76,14 +76,14 @@ class SpanBuilder:
     def add(self, event: Event) -> Iterator[Span]:
         """The bars that end with this event."""
         kind = event["kind"]
-        if kind == "dispatch":
+        if kind in ("dispatch", "eval_dispatch"):
             yield from self._dispatch(event)
-        elif kind in ("response", "retry"):
+        elif kind in ("response", "retry", "eval_response", "eval_retry"):
             yield from self._leave(event["request"], event)
         elif kind == "group_drop":
             for request in sorted(self._groups.pop(event["group"], ())):
                 yield from self._leave(request, event)
-        elif kind in ("verify", "compute", "wait", "publish"):
+        elif kind in ("verify", "compute", "wait", "publish", "eval"):
             yield self._interval(event)
         elif kind in ("round_start", "round_end", "run_end", "phase"):
             yield from self.close(event["t"])
@@ -109,7 +109,9 @@ class SpanBuilder:
             yield from self._leave(event["request"], event)
         replica = str(event["replica"])
         slot = self.slots.setdefault(replica, Slots()).take()
-        self._running[event["request"]] = self._span(event, replica, slot, event["request"], event["t"])
+        span = self._running[event["request"]] = self._span(event, replica, slot, event["request"], event["t"])
+        if event["kind"] == "eval_dispatch":
+            span.args = {"is_eval": True}
         self._groups.setdefault(event["group"], set()).add(event["request"])
 
     def _leave(self, request: str, event: Event) -> Iterator[Span]:
@@ -123,7 +125,8 @@ class SpanBuilder:
             if not members:
                 del self._groups[span.group or ""]
         span.end_s = event["t"]
-        span.args = {"tokens": event["tokens"], "finish_reason": event["finish_reason"]} if event["kind"] == "response" else {}
+        if event["kind"] in ("response", "eval_response"):
+            span.args |= {"tokens": event["tokens"], "finish_reason": event["finish_reason"]}
         span.args["ended_by"] = event["kind"]
         yield span
 
@@ -136,6 +139,10 @@ class SpanBuilder:
             return span
         if kind == "publish":
             return self._span(event, "publish", 0, event["phase"], start)
+        if kind == "eval":
+            span = self._span(event, "evaluation", 0, f"evaluate version {event['version']}", start)
+            span.args = {"accuracy": event["accuracy"], "held_up_s": event["wait"]}
+            return span
         name = "wait" if kind == "wait" else event["phase"]
         span = self._span(event, "trainer", 0, name, start)
         span.args = {"update": event["update"]} if kind == "compute" else {"on": event.get("on")}

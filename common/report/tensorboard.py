@@ -1,7 +1,7 @@
 """Scalars and histograms for TensorBoard, written as the run goes.
 
 By round: every figure of `RoundMetrics` under `round/`, and the response lengths. By optimizer step: loss, gradient norm
-and the trainer's own metrics under `update/`.
+and the trainer's own metrics under `update/`. By weight version: the figures of its evaluation under `eval/`.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Any
 from common.metrics import RoundCollector, RoundMetrics
 from common.timeline import Event, Timeline
 
+_NOT_EVAL_FIGURES = frozenset({"t", "kind", "start", "round", "version", "pass_at"})
 _SKIPPED = frozenset({"round", "version", "schedule", "is_finished", "books"})
 
 
@@ -31,12 +32,21 @@ class TensorboardListener:
             self._lengths.append(event["tokens"])
         elif kind == "update":
             self._on_update(event)
+        elif kind == "eval":
+            self._on_eval(event)
         self._collector.listen(event)
 
     def _on_update(self, event: Event) -> None:
         values = {"loss": event["loss"], "grad_norm": event["grad_norm"], **(event.get("metrics") or {})}
         for name, value in values.items():
             self._scalar(f"update/{name}", value, event["optimizer_step"])
+
+    def _on_eval(self, event: Event) -> None:
+        values = {f"pass_at_{k}": value for k, value in event["pass_at"].items()}
+        values |= {name: value for name, value in event.items() if name not in _NOT_EVAL_FIGURES}
+        for name, value in values.items():
+            self._scalar(f"eval/{name}", value, event["version"])
+        self._writer.flush()
 
     def _on_round(self, metrics: RoundMetrics) -> None:
         for name, value in metrics.to_json().items():

@@ -17,7 +17,8 @@ from common.timeline import Event
 
 Record = dict[str, Any]
 
-_FIXED = {"round": 1, "trainer": 2, "verifier": 3, "publish": 4, "queue": 5, "phase": 6}  # process ids; replicas follow
+# Process ids; replicas follow.
+_FIXED = {"round": 1, "trainer": 2, "verifier": 3, "publish": 4, "queue": 5, "phase": 6, "evaluation": 7}
 _TITLES = {"round": "rounds", "phase": "start", "queue": "complete-group queue"}
 
 
@@ -103,6 +104,8 @@ class _TraceWriter:
     def _on_dispatch(self, event: Event) -> Iterator[Record]:
         yield from self._track(str(event["replica"]))
         yield self._count_in_flight(str(event["replica"]), event["t"], +1)
+
+    _on_eval_dispatch = _on_dispatch
 
     def _on_group_complete(self, event: Event) -> Iterator[Record]:
         if not event.get("filtered"):

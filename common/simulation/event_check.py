@@ -50,6 +50,7 @@ _FIELDS: dict[str, dict[str, _Rule]] = {
     "compute": {"start": _NUMBER, "phase": _TEXT, "update": _WHOLE},
     "update": {"update": _WHOLE, "loss": _MEASURE, "grad_norm": _MEASURE, "optimizer_step": _WHOLE, "metrics": _MAPPING},
     "publish": {"start": _NUMBER},
+    "eval": {"start": _NUMBER, "version": _WHOLE, "accuracy": _MEASURE, "wait": _NUMBER},
     "round_end": {"books": _COUNTS},
 }
 _NEEDED = ("rollout_done", "response", "group_complete", "update")  # in a whole round
@@ -73,8 +74,8 @@ def _rules(event: Event) -> dict[str, _Rule]:
     if rules is None:
         return {"kind": _TEXT, "t": _NUMBER}
     group = {"group": _GROUP} if kind == "compute" and event.get("phase") == "accumulate" else {}
-    # Weight version 0 is published before the first round.
-    of_round = {} if kind == "publish" and "round" not in event else {"round": _WHOLE}
+    # Weight version 0 is published before the first round, and the last one evaluated after the last.
+    of_round = {} if kind in ("publish", "eval") and "round" not in event else {"round": _WHOLE}
     return {"t": _NUMBER, **of_round, **rules, **group}
 
 

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,18 +78,18 @@ class VllmEngine:
         return os.getpid()
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], seed: int, priority: int, sampling: tuple[float, int, tuple[int, ...]]
+        self, request_id: str, prompt_ids: Sequence[int], seed: int, priority: int, sampling: Mapping[str, Any]
     ) -> Output:
-        """Sample one response; `sampling` is (temperature, max_tokens, stop_token_ids), lower priority goes first."""
+        """Sample one response; `sampling` holds fields of `common.records.Sampling`, lower priority goes first.
+
+        At temperature 0 the most likely token is taken, and log-probs are those of temperature 1, untruncated.
+        """
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         self._check_serving()
-        temperature, max_tokens, stop_token_ids = sampling
         params = SamplingParams(
-            temperature=temperature,
-            max_tokens=max_tokens,
-            stop_token_ids=[*self._stop_token_ids, *stop_token_ids],
+            **{**sampling, "stop_token_ids": [*self._stop_token_ids, *sampling["stop_token_ids"]]},
             seed=seed,
             logprobs=0,  # of the sampled token alone
             flat_logprobs=True,

@@ -25,6 +25,7 @@ from rolloutpipe_torch.room import has_gpus
 
 Result = TypeVar("Result")
 
+_SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "min_p", "stop_token_ids")  # named alike by vLLM
 _GIB = 2**30
 _PROCESS_BYTES = int(1.5 * _GIB)  # actor and EngineCore without model and cache, measured
 _BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2}
@@ -61,7 +62,7 @@ class RemoteEngine:
             )
         # A number of our own: a request that is sampled again must not meet what is left of its first try.
         key = self._keys[request.request_id] = str(next(self._numbers))
-        wire = (sampling.temperature, sampling.max_tokens, sampling.stop_token_ids)
+        wire = {name: getattr(sampling, name) for name in _SAMPLING}
         try:
             reference = self.actor.generate.remote(key, request.prompt_ids, request.seed, request.order, wire)
             token_ids, logprobs, reason, start, end = await self._answer(reference)

@@ -17,7 +17,8 @@ import yaml
 from safetensors.numpy import load_file
 
 from common.config import load_config
-from common.report.groups import StoredGroup, read_groups
+from common.evaluation.training import read_evals
+from common.report.groups import StoredGroup, read_groups, round_path
 from common.rundir import RunDir, newest_checkpoint
 from common.simulation.event_check import checked_events
 from common.timeline import Event, read_timeline
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 GROUPS, MEMBERS, ROUNDS = 6, 4, 3
+NUM_EVAL = 8  # problems of an evaluation
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
     "groups_per_round": GROUPS,
@@ -35,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "filter": "keep",
     "checkpoint": {"every": 1},
     "schedule": "adaptive",
+    "eval": {"every": 2, "max_problems": NUM_EVAL, "temperature": 0},
 }
 
 
@@ -69,6 +72,8 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
     settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     settings |= {**SETTINGS, "model": {"path": str(model)}, "run_dir": str(root / "run")}
     settings["workload"]["options"]["datasets"] = [{"name": "chain_sum", "min_terms": 2, "max_terms": 3, "max_digits": 1}]
+    settings["workload"]["holdout"] = 0.2
+    settings["rollout"] = {"capacity": 2 * MEMBERS}  # groups wait, so that the policy has something to plan
     settings["sampling"] = {"temperature": 1.0, "max_tokens": 64}
     (root / "config.yaml").write_text(yaml.safe_dump(settings))
     first = rolloutpipe("train", "config.yaml", "--json", "first.json", cwd=root)
@@ -89,8 +94,8 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
 def test_the_run_directory_holds_what_the_contract_lists(proof: Proof) -> None:
     """Design section 8, and nothing half-written."""
     names = {path.name for path in proof.run_dir.path.iterdir()}
-    files = {"config.yaml", "timeline.jsonl", "metrics.jsonl", "trace.json", "report.html", "result.json"}
-    assert names == files | {"groups", "tensorboard", "checkpoints", "model", "logs"}
+    files = {"config.yaml", "timeline.jsonl", "metrics.jsonl", "eval.jsonl", "trace.json", "report.html", "result.json"}
+    assert names == files | {"groups", "eval", "tensorboard", "checkpoints", "model", "logs"}
 
 
 def test_the_terminal_shows_phases_rounds_and_the_table_and_no_library_speaks(proof: Proof) -> None:
@@ -170,10 +175,10 @@ def test_sampler_and_trainer_agree_before_the_first_step_of_each_round(proof: Pr
 
 
 def test_each_publish_has_its_phases_and_version_0_comes_first(proof: Proof) -> None:
-    """Rule 6. The resumed process publishes version 2 once more, to its own engine; the last version is not transferred."""
+    """Rule 6. The resumed process publishes version 2 once more, to its own engine; the last is transferred to be evaluated."""
     phases = [(event["version"], event["phase"]) for event in proof.of("publish")]
     whole = ["export", "check", "transfer", "probe"]
-    versions = [(0, whole), (1, whole), (2, whole[:2]), (2, whole), (3, whole[:2])]
+    versions = [(0, whole), (1, whole), (2, whole), (2, whole), (3, whole)]
     assert phases == [(version, phase) for version, names in versions for phase in names]
     assert proof.of("publish", phase="probe")[0]["t"] <= proof.of("dispatch")[0]["t"]
 
@@ -185,6 +190,41 @@ def test_steps_go_on_across_the_resume(proof: Proof) -> None:
         step += event["tokens"] > 0
         assert event["optimizer_step"] == step
     assert len(proof.of("update")) == 9 and step >= 3
+
+
+def test_each_version_due_is_evaluated_once_across_the_resume(proof: Proof) -> None:
+    """Round 0, the end of the first process, and the end; round 2 is due, and its version was evaluated before it began."""
+    lines = read_evals(proof.run_dir)
+    assert [(line["version"], line["round"]) for line in lines] == [(0, 0), (2, None), (3, None)]
+    assert [event["version"] for event in proof.of("eval")] == [0, 2, 3]
+    assert {line["figures"]["samples"] for line in lines} == {NUM_EVAL} and {line["figures"]["errors"] for line in lines} == {0}
+    (event,) = proof.of("eval", round=0)
+    assert proof.of("rollout_done", round=0)[0]["t"] <= event["start"]
+    assert event["t"] <= proof.of("publish", version=1, phase="export")[0]["start"]
+
+
+def test_evaluated_problems_are_held_out(proof: Proof) -> None:
+    trained = {stored.prompt for groups in proof.groups for stored in groups}
+    asked = [{stored.prompt for stored in read_groups(path)} for path in sorted(proof.run_dir.eval_samples.iterdir())]
+    assert len(asked) == 3 and asked[0] == asked[1] == asked[2] and len(asked[0]) == NUM_EVAL
+    assert not trained & asked[0]
+
+
+def test_greedy_samples_are_the_models_likeliest_tokens_at_the_version_asked_for(proof: Proof) -> None:
+    """Temperature 0 on the engine: against transformers, token by token, of the first and the last weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    for number, directory in ((0, proof.run_dir.path.parent / "start"), (ROUNDS, proof.run_dir.model)):
+        model = AutoModelForCausalLM.from_pretrained(directory).eval()
+        for stored in read_groups(round_path(proof.run_dir.eval_samples, number)):
+            (sample,) = stored.group.samples
+            prompt, response = sample.request.prompt_ids, sample.response
+            assert (response.version_start, response.version_end) == (number, number) and response.token_ids
+            with torch.no_grad():
+                logprobs = model(torch.tensor([[*prompt, *response.token_ids]])).logits[0].float().log_softmax(-1)
+            for place, (token, found) in enumerate(zip(response.token_ids, response.logprobs, strict=True), len(prompt) - 1):
+                assert token == int(logprobs[place].argmax()) and abs(found - float(logprobs[place, token])) < 1e-4
 
 
 def test_metrics_have_each_round_once(proof: Proof) -> None:
@@ -255,6 +295,7 @@ def test_tensorboard_reads_every_round(proof: Proof) -> None:
     reader = event_accumulator.EventAccumulator(str(proof.run_dir.tensorboard))
     reader.Reload()
     assert {event.step for event in reader.Scalars("round/reward_mean")} == {0, 1, 2}
+    assert {event.step for event in reader.Scalars("eval/accuracy")} == {0, 2, 3}
 
 
 def test_engines_ranks_and_verifier_wrote_to_logs_alone(proof: Proof) -> None:

@@ -47,6 +47,19 @@
     return { data: [line("logprob_gap_max", "publish", "gap")], layout: { xaxis: byRound, yaxis: { range: [0, top] }, shapes, annotations } };
   });
 
+  draw("evals", () => {
+    const x = DATA.evals.map((row) => row.version);
+    const of = (name) => DATA.evals.map((row) => (row[name] === null ? null : row[name] * 100));
+    const edge = { type: "scatter", mode: "lines", x, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+    const band = [{ ...edge, y: of("low") }, { ...edge, y: of("high"), fill: "tonexty", fillcolor: color("eval-band") }];
+    const points = {
+      type: "scatter", mode: "lines+markers", x, y: of("accuracy"), line: { color: color("eval"), width: 2.25 }, marker: { size: 6, color: color("eval") },
+      hovertemplate: "version %{x}<br>accuracy %{y:.1f} %<extra></extra>",
+    };
+    const versions = { title: { text: "weight version", standoff: 6 }, showgrid: false, zeroline: false };
+    return { data: [...band, points], layout: { xaxis: versions, yaxis: { rangemode: "tozero", ticksuffix: " %" } } };
+  });
+
   function span(rounds) {
     return rounds.length > 1 ? `rounds ${rounds[0]}–${rounds[rounds.length - 1]}` : `round ${rounds[0]}`;
   }

@@ -1,7 +1,7 @@
 "use strict";
 // Engines, verifier, trainer and publish of a round over time. Heights are pixels: the y axis counts them from the top.
 const GAP = 12;
-const LANES = { trainer: 30, verifier: 12, publish: 12 };
+const LANES = { trainer: 30, verifier: 12, publish: 12, evaluation: 12 };
 
 class Chart {
   constructor(narrow) {
@@ -37,7 +37,7 @@ class Chart {
     this.shapes.push({ type: "rect", layer: "below", xref: "paper", x0: 0, x1: 1, y0: this.top, y1: this.top + height, line: { width: 0 }, fillcolor: color("soft") });
     for (const [start, end, lane, order, name, tokens, fate] of engine.bars || []) {
       const hover = `${name}<br>${engine.name}, slot ${lane}<br>${range(start, end)}<br>${tokens === null ? fate : `${tokens} tokens, ${fate}`}`;
-      this.bar("request", start, end, this.top + lane * slot, slot - (slot > 3 ? 1 : slot > 2 ? 0.4 : 0), colors[order] || colors[0], hover);
+      this.bar("request", start, end, this.top + lane * slot, slot - (slot > 3 ? 1 : slot > 2 ? 0.4 : 0), order < 0 ? color("eval") : colors[order] || colors[0], hover);
     }
     if (engine.steps) this.occupancy(engine, height);
     this.top += height + GAP;
@@ -81,6 +81,13 @@ class Chart {
     this.top += LANES.publish + GAP;
   }
 
+  evaluation(bars) {
+    if (!bars.length) return;
+    this.label("evaluation", LANES.evaluation);
+    for (const [start, end, name] of bars) this.bar("evaluation", start, end, this.top, LANES.evaluation, color("eval"), `${name}<br>${range(start, end)}`);
+    this.top += LANES.evaluation + GAP;
+  }
+
   markers(markers, from, span) {
     const levels = []; // right edge of the last text on each level, in seconds
     const width = span * (this.narrow ? 0.42 : 0.15);
@@ -115,6 +122,7 @@ class Chart {
     this.verifier(chart.verifier);
     this.trainer(chart.trainer);
     this.publish(chart.publish);
+    this.evaluation(chart.evaluation);
     this.markers(chart.markers, from, span);
     if (chart.title) this.top += 14;
   }

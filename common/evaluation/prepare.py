@@ -1,0 +1,88 @@
+"""All that `rolloutpipe eval` can know, and refuse, before anything is started or written; then engines and verifier."""
+
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import Config
+from common.errors import ConfigError, DataError, explain
+from common.evaluation.checkpoint import Located
+from common.evaluation.problems import evaluation_length, load_evaluation
+from common.launch import close_all, together
+from common.prepare import context_length
+from common.protocols import Engine, Verifier
+from common.rewards.verifier import make_verifier
+from common.workloads.load import Workload, load_problems, overlap
+from common.workloads.prompts import load_tokenizer
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEval:
+    """What an evaluation starts from."""
+
+    located: Located
+    tokenizer: Any
+    workload: Workload
+    max_model_len: int  # tokens of prompt and response together
+    num_seen: int | None  # problems that the model was trained on; None: its run is not known
+
+
+def prepare_eval(config: Config, located: Located, report: Report) -> PreparedEval:
+    """Raises ConfigError and DataError, each one line."""
+    pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
+    pool_room.check_room(config, located.files if located.kind != "orbax" else None)
+    context = context_length(located.files)
+    tokenizer = load_tokenizer(located.files)
+    workload = load_evaluation(config, tokenizer, context, report, None)
+    max_model_len = max(evaluation_length(config, workload), config.rollout.max_model_len or 0)
+    num_seen = _num_seen(located.run, tokenizer, context, workload)
+    engine = importlib.import_module("rolloutpipe_torch.rollout.engine")
+    if not (engine.eos_token_ids(located.files) or config.sampling.stop_token_ids):
+        report("the model names no token that ends a response (eos_token_id): all will run to max_tokens")
+    return PreparedEval(located=located, tokenizer=tokenizer, workload=workload, max_model_len=max_model_len, num_seen=num_seen)
+
+
+def _num_seen(run: Config | None, tokenizer: Any, context: int, workload: Workload) -> int | None:
+    """How many of the problems are in the training part of the run's workload; None where that is not at hand."""
+    if run is None:
+        return None
+    try:
+        training = load_problems(run.workload, tokenizer, context - run.sampling.max_tokens, run.rewards.function)
+    except (ConfigError, DataError, OSError):  # its file has moved on
+        return None
+    return overlap(training, workload)
+
+
+@asynccontextmanager
+async def started(config: Config, prepared: PreparedEval, model: Path, logs: Path) -> AsyncIterator[tuple[Engine, Verifier]]:
+    """Engines, with random weights, and verifier workers, for the time of the block; Ray must run. No trainer is started."""
+    start_pool = importlib.import_module("rolloutpipe_torch.rollout.pool").start_pool
+    verifier = make_verifier(config.rewards, examples=prepared.workload.examples, log=logs / "verifier.log")
+    closing: list[Any] = [verifier]
+
+    async def keep(start: Callable[[], Awaitable[Any]]) -> Any:
+        part = await start()
+        closing.append(part)
+        return part
+
+    try:
+        engine, _ = await together(
+            keep(lambda: start_pool(config, model, logs, prepared.max_model_len)),
+            verifier.start(config.limits.start_timeout_s),
+        )
+        yield engine, verifier
+    finally:
+        await close_all(closing, config.limits.close_timeout_s)
+
+
+def check_out(out: Path) -> None:
+    """Raises ConfigError unless it is new, or empty."""
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if out.exists():
+        raise ConfigError(explain("--out", "must be a new directory, or an empty one", str(out), "choose another name"))

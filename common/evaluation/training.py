@@ -1,0 +1,87 @@
+"""Evaluations of a run while it trains: in each `eval.every`-th round, of the version that the round is pinned to.
+
+    rollout of round r ──> engines idle ──> evaluate version v ──┐
+    training of round r ─────────────── the tail ────────────────┴──> publish v + 1
+
+The publish waits for both. After the last round the final version is evaluated too, when its weights have been saved. Each
+evaluation is a line of `eval.jsonl`, and its samples a file of `eval/`, named by the version.
+"""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from common.config import Config
+from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator
+from common.protocols import Problem
+from common.records import Group
+from common.report.groups import GroupWriter, round_path
+from common.rundir import RunDir, write_atomically
+
+
+class TrainingEvals:
+    """Of one run; with no problems to ask, there are none."""
+
+    def __init__(self, config: Config, parts: EvalParts, run_dir: RunDir) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._every = config.eval.every if parts.problems else None
+        self._writer: GroupWriter | None = None
+        self._version = 0  # of the evaluation that goes on
+        self._parts = replace(parts, on_group=self._store, on_end=self._note)
+        self._done: list[dict[str, Any]] = []  # lines of eval.jsonl
+
+    @property
+    def is_on(self) -> bool:
+        """The run has evaluations."""
+        return self._every is not None
+
+    def in_round(self, index: int, version: int) -> Evaluator | None:
+        """That of a round; None where none is due, or it was done before a resume."""
+        due = self._every is not None and index % self._every == 0
+        return self._begin(version, index) if due else None
+
+    def at_the_end(self, version: int) -> Evaluator | None:
+        """That of the final version, after the last round."""
+        return self._begin(version, None) if self.is_on else None
+
+    def restore(self, num_rounds: int) -> None:
+        """Know what was done in the first `num_rounds` rounds, and after the last of them; forget the rest."""
+        self._done = [line for line in read_evals(self._run_dir) if _is_kept(line, num_rounds)]
+        if self._run_dir.evals.exists():  # written again in any case: half a line must not stand in front of the next
+            write_atomically(self._run_dir.evals, "".join(map(_line, self._done)))
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _begin(self, version: int, index: int | None) -> Evaluator | None:
+        if any(line["version"] == version for line in self._done):
+            return None
+        self._version = version
+        round_path(self._run_dir.eval_samples, version).unlink(missing_ok=True)  # of a try that was cut off
+        return Evaluator(self._config, self._parts, version=version, index=index)
+
+    def _store(self, group: Group, problem: Problem) -> None:
+        self._writer = self._writer or GroupWriter(self._run_dir.eval_samples)
+        self._writer.write(self._version, group, prompt=problem.prompt)
+
+    def _note(self, evaluation: Evaluation) -> None:
+        self._done.append(evaluation.to_json())
+        with self._run_dir.evals.open("a", encoding="utf-8") as file:
+            file.write(_line(self._done[-1]))
+
+
+def read_evals(run_dir: RunDir) -> list[dict[str, Any]]:
+    """Lines of `eval.jsonl`; none where it is not there. A torn last line, which a killed run may leave, is skipped."""
+    text = run_dir.evals.read_text(encoding="utf-8") if run_dir.evals.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _line(evaluation: dict[str, Any]) -> str:
+    return json.dumps(evaluation, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _is_kept(line: dict[str, Any], num_rounds: int) -> bool:
+    """A round that is sampled again is evaluated again; what came after the last round is of its version."""
+    return bool(line["version"] <= num_rounds if line["round"] is None else line["round"] < num_rounds)
