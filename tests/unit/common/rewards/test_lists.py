@@ -126,6 +126,7 @@ DIFFERENT = [
     (r"k \geqslant 2", r"m \ge 2"),
     (r"k \geqslant 2", "2"),
     ("x+y<3", "x+y>3"),
+    ("x+y<3", r"x+y \le 3"),
     ("x+y<3", "-x-y<-3"),
     ("x=5", "y=5"),
     ("x=5", "x=6"),
