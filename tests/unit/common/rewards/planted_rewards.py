@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import math
 import os
 import signal
@@ -97,6 +98,22 @@ def write_garbage(task: dict) -> float:
     return 1.0
 
 
+def forge(task: dict) -> float:
+    """A well-formed answer to another call: the one after this."""
+    from dataclasses import asdict
+
+    from common.protocols import Score
+    from common.records import Verdict
+    from common.rewards.worker import FRAME
+
+    score = asdict(Score(reward=99.0, status=Verdict.OK, reason="forged"))
+    body = json.dumps({"score": score, "usage": [0.0, 0.0]}).encode()
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, FRAME.pack(len(body), task["forged"]) + body)
+    return 1.0
+
+
 def close_all(task: dict) -> float:
     os.closerange(3, 64)
     time.sleep(3600)
@@ -124,6 +141,7 @@ def use_cpu(task: dict) -> tuple[float, str]:
 
 COMMANDS |= {
     "garbage": write_garbage,
+    "forge": forge,
     "close": close_all,
     "fork": fork_and_both_return,
     "child": leave_a_child,

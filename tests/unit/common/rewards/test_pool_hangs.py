@@ -132,11 +132,18 @@ def test_garbage_is_named_and_the_worker_replaced(make_pool: Any) -> None:
     assert ask(pool, "right").status is Verdict.OK
 
 
+def test_an_answer_with_the_number_of_another_call_is_no_answer(make_pool: Any) -> None:
+    pool = make_pool(workers=1)
+    ask(pool, "right")  # call 1
+    assert ask(pool, "forge", {"forged": 3}).reason == "the worker's answer cannot be read"
+    assert ask(pool, "half").reward == 0.5
+
+
 @pytest.mark.parametrize("text", ["x" * 2**20, "\ud800 lone \udfff", "\x00", "\u202e١٢", ""])
 def test_any_text_arrives_as_it_was_sent(make_pool: Any, text: str) -> None:
     pool = make_pool()
     assert ask(pool, "length", {"text": text}).reward == len(text)
-    assert ask(pool, f"say {text}").reason == text
+    assert ask(pool, f"say {text}").reason == text[:300]  # a reason is cut there
 
 
 def test_a_cancelled_call_that_waits_is_never_run_and_one_that_runs_frees_its_worker(make_pool: Any, tmp_path: Path) -> None:
