@@ -164,6 +164,7 @@ def test_an_engine_that_dies_during_an_evaluation_ends_the_run(tmp_path: Path) -
     lab = lab_of(tmp_path, engine=DyingEngine("e2/g3/m0"))
     assert isinstance(lab.error, EngineError) and "no engine is alive" in str(lab.error)
     assert not lab.trainer.is_updating, "the open update was left open"
+    assert len([group for group in lab.trainer.groups if group.weight_version == 2]) < 4, "the trainer went on with the tail"
     assert versions(lab) == [0] and not lab.of("publish", version=3)
 
 
@@ -252,7 +253,7 @@ def test_readers_of_a_timeline_take_its_events(tmp_path: Path) -> None:
     assert checked_events(lab.run_dir.path, "RUN_DIR") == lab.all_events
     records = list(trace_records(lab.events))
     bars = [record for record in records if record["ph"] == "X" and record["args"].get("is_eval")]
-    assert len(bars) == 3 * 10
+    assert len(bars) == 3 * 10 and {bar["args"]["ended_by"] for bar in bars} == {"eval_response"}
     names = {record["args"].get("name") for record in records if record["ph"] == "M"}
     assert "evaluation" in names
     counts = [record["args"]["requests"] for record in records if record["name"] == "in flight"]
