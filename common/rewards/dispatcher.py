@@ -6,6 +6,9 @@ in two steps: first it gets a tenth of the others' share of a core, then only wh
 that a busy machine starves is not punished for it.) A demoted worker cannot be given its priority back, so it is replaced after
 its call. Hence a call that hangs costs the others the little that it uses before. MAX_OVERDUE bounds the memory; beyond it
 calls wait.
+
+A right answer must not become a timeout because the machine is busy: a call that at its limit has waited for a core most of the
+time and used little of one is asked again, and demoted later then.
 """
 
 import threading
@@ -27,7 +30,8 @@ from common.rewards.workers import LEVELS, BrokenAnswerError, Call, State, Worke
 MAX_OVERDUE = 32
 SPARE = 1  # workers that wait beyond those in use
 _SURPLUS = 3  # more of them that are kept where calls are no longer overdue
-TRIES = 3  # of a call that was lost before a worker read it, or that the machine kept waiting
+TRIES = 3  # of a call that was lost before a worker read it
+STARVED_TRIES = 2  # of one that the machine kept waiting
 _POLL_S = 0.01  # between two looks at what a long call has had of the cores
 
 
@@ -39,10 +43,11 @@ class Dispatcher:
         self.ready: Future[None] = self._staff.ready  # the first worker; or why there is none
         self._num_workers = num_workers
         self._limit_s = limit_s
-        self._clocks = Clocks(limit_s)
+        self._clocks = Clocks(limit_s, is_known=setup.function is None)
         self._inbox: deque[Call] = deque()
         self._queue: deque[Call] = deque()
         self._is_ended = False
+        self._has_cancelled = False
         self._thread = threading.Thread(target=self._run, name="verifiers", daemon=True)
         self._thread.start()
 
@@ -62,6 +67,7 @@ class Dispatcher:
 
     def _notice(self, future: Future[Score]) -> None:
         if future.cancelled():
+            self._has_cancelled = True
             self._staff.ring()
 
     # All that follows runs on the thread.
@@ -74,8 +80,7 @@ class Dispatcher:
                 self._staff.fill(self._num_wanted())
                 self._dispatch()
                 self._staff.wait(self._patience_s())
-                for worker in self._staff.of(State.BUSY):
-                    self._watch(worker)
+                self._look()
         except BaseException as error:  # nobody may wait for a thread that has died
             reason = f"the verifier pool failed: {type(error).__name__}: {error}"
             raise
@@ -116,39 +121,47 @@ class Dispatcher:
         while self._queue and idle and room > 0:
             call = self._queue.popleft()
             if not call.future.cancelled():
-                self._staff.give(idle.pop(), call)
+                self._give(idle.pop(), call)
                 room -= 1
 
-    def _patience_s(self) -> float | None:
-        """Seconds until a clock runs out."""
-        now_s = time.monotonic()
-        moments = []
-        for worker in self._staff.of(State.BUSY):
-            moments.append(worker.since_s + self._limit_s)
-            if worker.level < LEVELS:
-                moments.append(max(worker.since_s + self._clocks.overdue_s, now_s + _POLL_S))
-        return max(0.0, min(moments) - now_s) if moments else None
+    def _give(self, worker: Worker, call: Call) -> None:
+        self._staff.give(worker, call)
+        worker.look_s = worker.since_s + min(self._clocks.overdue_s, self._limit_s)
 
-    def _watch(self, worker: Worker) -> None:
-        """Look at the clocks of the worker's call."""
-        call, running_s = worker.call, time.monotonic() - worker.since_s
-        assert call is not None
-        if call.future.cancelled():
-            self._staff.kill(worker)
-        elif running_s >= self._limit_s:
-            self._end_call(worker, call, running_s)
-        elif running_s >= self._clocks.overdue_s and worker.level < LEVELS:
-            used = worker.used()
-            worker.is_overdue = worker.is_overdue or (
-                running_s - used.starved_s >= self._clocks.overdue_s and self._num_overdue() < MAX_OVERDUE
-            )
-            if worker.is_overdue and used.cpu_s >= self._clocks.demote_s * (worker.level + 1):
-                self._staff.demote(worker)
+    def _patience_s(self) -> float | None:
+        """Seconds until a call must be looked at."""
+        busy = self._staff.of(State.BUSY)
+        return max(0.0, min(worker.look_s for worker in busy) - time.monotonic()) if busy else None
+
+    def _look(self) -> None:
+        """At the clocks that have run out, and at the calls that were cancelled."""
+        now_s = time.monotonic()
+        has_cancelled, self._has_cancelled = self._has_cancelled, False
+        for worker in self._staff.of(State.BUSY):
+            assert worker.call is not None
+            if has_cancelled and worker.call.future.cancelled():
+                self._staff.kill(worker)
+            elif now_s >= worker.since_s + self._limit_s:
+                self._end_call(worker, worker.call, now_s - worker.since_s)
+            elif now_s >= worker.look_s:
+                self._watch(worker, worker.call, now_s)
+
+    def _watch(self, worker: Worker, call: Call, now_s: float) -> None:
+        """It runs for long: is it overdue, and has it used so much of a core that others should have that?"""
+        used, running_s = worker.used(), now_s - worker.since_s
+        worker.is_overdue = worker.is_overdue or (
+            running_s - used.starved_s >= self._clocks.overdue_s and self._num_overdue() < MAX_OVERDUE
+        )
+        allowed_s = self._clocks.demote_s if call.tries == 1 else max(self._clocks.demote_s, self._clocks.hang_s)
+        if worker.is_overdue and used.cpu_s >= allowed_s * (worker.level + 1):
+            self._staff.demote(worker)
+        worker.look_s = now_s + _POLL_S if worker.level < LEVELS else worker.since_s + self._limit_s
 
     def _end_call(self, worker: Worker, call: Call, running_s: float) -> None:
-        """At the time limit. A call that a busy machine kept waiting most of the time, not we, is asked again."""
-        worker.has_lost = worker.level == 0 and worker.used().starved_s > self._limit_s / 2
-        if not worker.has_lost or call.tries >= TRIES:
+        """At the time limit. A call that a busy machine kept waiting most of the time is asked again, with more of a core."""
+        used = worker.used()
+        worker.has_lost = used.starved_s > self._limit_s / 2 and used.cpu_s < self._clocks.hang_s
+        if not worker.has_lost or call.tries >= STARVED_TRIES:
             reason = f"no verdict within {self._limit_s:g} s"
             _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=running_s))
             worker.call = None

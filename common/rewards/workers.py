@@ -63,6 +63,7 @@ class Worker:
     channel: socket.socket
     state: State = State.STARTING
     since_s: float = 0.0  # when its state began
+    look_s: float = 0.0  # when its call is looked at next
     pid: int | None = None
     call: Call | None = None
     is_overdue: bool = False  # its call no longer counts as one of `workers`

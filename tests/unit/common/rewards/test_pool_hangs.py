@@ -219,7 +219,9 @@ def test_a_pool_that_was_closed_says_so() -> None:
 
 
 def test_thresholds_follow_the_calls_before() -> None:
-    clocks = Clocks(limit_s=1.5)
+    known = Clocks(limit_s=1.5, is_known=True)
+    assert (known.overdue_s, known.demote_s, known.hang_s) == pytest.approx((OVERDUE_S, DEMOTE_S, 0.3))
+    clocks = Clocks(limit_s=1.5, is_known=False)
     assert (clocks.overdue_s, clocks.demote_s) == pytest.approx((0.3, 0.3))
     for _ in range(200):
         clocks.note(0.001, 0.001)
