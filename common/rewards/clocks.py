@@ -2,8 +2,8 @@
 
 from collections import deque
 
-OVERDUE_S = 0.01  # no call is overdue before
-DEMOTE_S = 0.02  # no worker is demoted before
+OVERDUE_S = 0.005  # no call is overdue before
+DEMOTE_S = 0.01  # no worker is demoted before
 HANG_S = 0.3  # CPU time after which a call is taken for one that hangs, whatever else the machine does
 _HISTORY = 200  # calls
 _EACH = 10  # calls, after which the shares are taken again

@@ -32,7 +32,7 @@ SPARE = 1  # workers that wait beyond those in use
 _SURPLUS = 3  # more of them that are kept where calls are no longer overdue
 TRIES = 3  # of a call that was lost before a worker read it
 STARVED_TRIES = 2  # of one that the machine kept waiting
-_POLL_S = 0.01  # between two looks at what a long call has had of the cores
+_POLL_S = 0.005  # between two looks at what a long call has had of the cores
 
 
 class Dispatcher:
@@ -160,11 +160,13 @@ class Dispatcher:
     def _end_call(self, worker: Worker, call: Call, running_s: float) -> None:
         """At the time limit. A call that a busy machine kept waiting most of the time is asked again, with more of a core."""
         used = worker.used()
-        worker.has_lost = used.starved_s > self._limit_s / 2 and used.cpu_s < self._clocks.hang_s
-        if not worker.has_lost or call.tries >= STARVED_TRIES:
+        is_starved = used.starved_s > self._limit_s / 2 and used.cpu_s < self._clocks.hang_s
+        if is_starved and call.tries < STARVED_TRIES:
+            self._queue.appendleft(call)
+        else:
             reason = f"no verdict within {self._limit_s:g} s"
             _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=running_s))
-            worker.call = None
+        worker.call = None
         self._staff.kill(worker)
 
     def _hear(self, worker: Worker, number: int, content: Any) -> None:
