@@ -8,7 +8,7 @@
 # make speed    tokens a second of the JAX and of the torch trainer (3 minutes)
 # make bench    the scheduling core at a million requests, the controller's own time, a simulated round of 800,000 (10 minutes)
 # make paper    the paper's settings simulated, on three seeds, against their marks; refits what is fitted (2 minutes)
-# make verifiers  verdicts a second, and what answers that never end cost the others, against their marks (3 minutes)
+# make verifiers  every gold in every variant of an answer; verdicts a second, and what answers that never end cost (4 minutes)
 # make grid     all schedules in 72 simulated regimes and in 54 others, against marks and a lower bound (8 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
 
@@ -70,6 +70,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/simulator_scale.py
 
 verifiers: $(STAMP)
+	$(BIN)/python benchmarks/checker_table.py
 	$(BIN)/python benchmarks/verifier_speed.py
 
 grid: $(STAMP)

@@ -83,6 +83,11 @@ class RewardConfig(Section):
     memory_mb: int = Field(2048, ge=64)  # address space of a worker beyond that of its start; an answer that needs more gets 0
 
     @property
+    def needs_gold(self) -> bool:
+        """The shipped checkers do; what a function or a remote verifier needs is its own affair."""
+        return self.function is None and self.remote is None
+
+    @property
     def limit_s(self) -> float:
         """Seconds of one call in a worker."""
         if self.timeout_s is not None:

@@ -47,7 +47,7 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
     """
     check_room(config, has_engines=has_engines)
     check_rewards(config)
-    rows = read_rows(config.workload, config.rewards.function)
+    rows = read_rows(config.workload, needs_gold=config.rewards.needs_gold)
     model_dir = find_model(config, report)
     layout = model_layout(model_dir)
     check_room(config, model_dir, has_engines=has_engines)
@@ -57,7 +57,7 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
         rule = f"must leave room for a prompt within the model's {context} tokens"
         raise ConfigError(explain("sampling.max_tokens", rule, config.sampling.max_tokens, "lower it"))
     tokenizer = load_tokenizer(model_dir)
-    workload = load_problems(config.workload, tokenizer, context - config.sampling.max_tokens, config.rewards.function, rows)
+    workload = load_problems(config.workload, tokenizer, context - config.sampling.max_tokens, rows)
     evaluation = load_evaluation(config, tokenizer, context, report, workload) if config.eval.every is not None else None
     max_model_len = max(_max_model_len(config, workload), evaluation_length(config, evaluation))
     for problems in (workload, evaluation):

@@ -27,8 +27,8 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def load(name: str, rows: list[dict[str, Any]], folder: Path, **settings: Any) -> Workload:
-    """`rows` as JSON lines, loaded; `part`, `limit` and `reward_function` go to `load_problems`, the rest are settings."""
-    given = {key: settings.pop(key) for key in ("part", "reward_function") if key in settings}
+    """`rows` as JSON lines, loaded; `part`, `limit` and `needs_gold` go to `load_problems`, the rest are settings."""
+    given = {key: settings.pop(key) for key in ("part", "needs_gold") if key in settings}
     limit = settings.pop("limit", None)
     path = write_lines(folder / "rows.jsonl", rows)
     return load_problems(WorkloadConfig(name=name, path=str(path), **settings), Letters(), limit, **given)

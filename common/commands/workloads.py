@@ -53,25 +53,25 @@ def show_workload(source: str, overrides: list[str], rows: int, model: Path | No
     """
     if rows < 1:
         raise ConfigError(explain("--rows", "must be 1 or more", rows, "use 3"))
-    config, reward_function, model = _settings(source, overrides, model)
+    config, needs_gold, model = _settings(source, overrides, model)
     if model is None:
         bare = {"use_chat_template": False, "system_prompt": None, "enable_thinking": None, "max_prompt_tokens": None}
-        workload = load_problems(config.model_copy(update=bare), _Characters(), reward_function=reward_function)
+        workload = load_problems(config.model_copy(update=bare), _Characters(), needs_gold=needs_gold)
     else:
-        workload = load_problems(config, load_tokenizer(model), reward_function=reward_function)
+        workload = load_problems(config, load_tokenizer(model), needs_gold=needs_gold)
     result = _result(config, workload, rows, model)
     _print(console, result)
     return result
 
 
-def _settings(source: str, overrides: list[str], model: Path | None) -> tuple[WorkloadConfig, str | None, Path | None]:
-    """Workload, reward function and model directory, of a configuration file or of a name."""
+def _settings(source: str, overrides: list[str], model: Path | None) -> tuple[WorkloadConfig, bool, Path | None]:
+    """Workload, whether it needs golds, and model directory, of a configuration file or of a name."""
     if source.endswith((".yaml", ".yml")) or Path(source).is_file():
         config = validate(Config, with_overrides(read_yaml(Path(source)), _prefixed(overrides, set(WorkloadConfig.model_fields))))
         path = None if config.model.path is None else Path(config.model.path)
-        return config.workload, config.rewards.function, model or path
+        return config.workload, config.rewards.needs_gold, model or path
     named = validate(_Named, with_overrides({"workload": {"name": source}}, _prefixed(overrides)))
-    return named.workload, None, model
+    return named.workload, True, model
 
 
 def _prefixed(overrides: list[str], names: set[str] | None = None) -> list[str]:

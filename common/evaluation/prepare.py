@@ -52,7 +52,7 @@ def _num_seen(run: Config | None, tokenizer: Any, context: int, workload: Worklo
     if run is None:
         return None
     try:
-        training = load_problems(run.workload, tokenizer, context - run.sampling.max_tokens, run.rewards.function)
+        training = load_problems(run.workload, tokenizer, context - run.sampling.max_tokens, needs_gold=run.rewards.needs_gold)
     except (ConfigError, DataError, OSError):  # its file has moved on
         return None
     return overlap(training, workload)

@@ -31,7 +31,7 @@ def load_evaluation(config: Config, tokenizer: Any, context: int, report: Report
             source,
             tokenizer,
             context - sampling.max_tokens,
-            config.rewards.function,
+            needs_gold=config.rewards.needs_gold,
             part="eval" if source.holdout > 0 else "all",
         )
     if settings.workload is not None:

@@ -40,21 +40,22 @@ def load_problems(
     config: WorkloadConfig,
     tokenizer: Any,
     max_prompt_tokens: int | None = None,
-    reward_function: str | None = None,
     rows: Source | None = None,
     part: Part = "train",
+    *,
+    needs_gold: bool = True,
 ) -> Workload:
     """The problems of the workload, tokenized. `tokenizer`: a Hugging Face one. `rows`: where they were read already.
 
     `part`: with `holdout`, `eval` is the share held out, `train` the rest, `all` both; without it, all three are the same.
     `max_problems` never limits a share held out. The tighter of `max_prompt_tokens` and the configuration's limit holds.
-    With a `reward_function`, rows need no answer. Raises ConfigError for settings, DataError for rows (they are named) and where
+    Without `needs_gold` rows may have no answer. Raises ConfigError for settings, DataError for rows (they are named) and where
     no problem is left.
 
     A few reasoning-gym data sets (isomorphic_strings, ransom_note, list_functions, polynomial_multiplication) read Python's
     string hashes: their problems are the same again only under one PYTHONHASHSEED.
     """
-    source = read_rows(config, reward_function) if rows is None else rows
+    source = read_rows(config, needs_gold=needs_gold) if rows is None else rows
     prompts = build_prompts(config, tokenizer, source.rows)
     limit = min((n for n in (max_prompt_tokens, config.max_prompt_tokens) if n is not None), default=None)
     chosen = select(config, zip(source.rows, prompts, strict=True), limit, part)

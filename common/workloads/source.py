@@ -24,8 +24,8 @@ SCHEMA_OF: dict[str, Schema] = {
 }
 
 
-def read_rows(config: WorkloadConfig, reward_function: str | None = None) -> Source:
-    """All rows, and what was left out. With a `reward_function`, rows need no answer, and its checker's reading is not asked for.
+def read_rows(config: WorkloadConfig, *, needs_gold: bool = True) -> Source:
+    """All rows, and what was left out. Without `needs_gold` rows may have no answer, and the checker is not asked to read it.
 
     Raises ConfigError for settings, DataError for rows (they are named) and where no row is left.
     """
@@ -34,7 +34,7 @@ def read_rows(config: WorkloadConfig, reward_function: str | None = None) -> Sou
     schema = SCHEMA_OF[config.name]
     _check_fields(config, schema)
     source = Source()
-    for record in _chosen(config, source, _records(config, schema, needs_gold=reward_function is None)):
+    for record in _chosen(config, source, _records(config, schema, needs_gold=needs_gold)):
         try:
             row = schema.read(record)
             if isinstance(row, Row) and record.needs_gold:

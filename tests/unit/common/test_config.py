@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from common.config import Config, load_config
+from common.config import Config, RewardConfig, load_config
 from common.config_errors import validate
 from common.errors import ConfigError
 
@@ -184,3 +184,9 @@ def test_truncated_importance_sampling_is_allowed_where_the_old_log_probs_are_kn
     training = {"importance_cap": 2.0, **extra.get("training", {})}
     settings = {**BASE, "groups_per_update": 4, **extra, "training": training}
     assert validate(Config, settings).training.importance_cap == 2.0
+
+
+def test_golds_are_needed_by_the_shipped_checkers_alone() -> None:
+    assert RewardConfig().needs_gold
+    assert not RewardConfig(function="my_rewards:score").needs_gold
+    assert not RewardConfig.model_validate({"remote": {"url": "http://127.0.0.1:8000/score"}}).needs_gold

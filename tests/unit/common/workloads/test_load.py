@@ -79,7 +79,7 @@ def test_with_a_reward_function_rows_need_no_answer(tmp_path: Path) -> None:
     config = WorkloadConfig(name="jsonl", path=str(path))
     with pytest.raises(DataError, match="answer"):
         load_problems(config, Letters())
-    (problem,) = load_problems(config, Letters(), reward_function="my_rewards:score").problems
+    (problem,) = load_problems(config, Letters(), needs_gold=False).problems
     assert problem.task == {"workload": "jsonl", "gold": None, "row": {"question": "a", "tests": [1]}}
 
 
@@ -267,7 +267,7 @@ def test_named_workloads_need_no_answer_with_a_reward_function_either(tmp_path: 
     config = WorkloadConfig(name="gsm8k", path=str(path))
     with pytest.raises(DataError, match="must have the field answer"):
         load_problems(config, Letters())
-    assert load_problems(config, Letters(), reward_function="my_rewards:score").problems[0].task["gold"] is None
+    assert load_problems(config, Letters(), needs_gold=False).problems[0].task["gold"] is None
 
 
 def test_an_answer_that_the_checker_cannot_read_stops_or_is_skipped(tmp_path: Path) -> None:
@@ -280,4 +280,4 @@ def test_an_answer_that_the_checker_cannot_read_stops_or_is_skipped(tmp_path: Pa
     assert (len(workload.problems), workload.num_bad_golds) == (1, 1)
     path = write_lines(tmp_path / "rows.jsonl", rows)
     config = WorkloadConfig(name="math500", path=str(path))
-    assert len(load_problems(config, Letters(), reward_function="my_rewards:score").problems) == 2  # it judges for itself
+    assert len(load_problems(config, Letters(), needs_gold=False).problems) == 2  # it judges for itself
