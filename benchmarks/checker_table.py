@@ -1,6 +1,6 @@
 """Which ways of writing a right answer are accepted, and which wrong answers are refused? Exit status 1 if a mark is missed.
 
-    python benchmarks/checker_table.py FOLDER       (ROLLOUTPIPE_TEST_DATA by default)
+    python benchmarks/checker_table.py FOLDER       (by default ROLLOUTPIPE_TEST_DATA)
 
 Every answer of every file in FOLDER (LSAT, SciBench, OlympiadBench, GSM8K and MATH-500 in their own schemas) is put into
 each variant that applies to it, and `common.rewards.checkers.check` is asked. Marks: 100 % of the right variants are accepted,
@@ -10,7 +10,6 @@ workloads mixed evenly.
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
@@ -21,7 +20,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from shared import where
+from shared import DATA, where
 
 from common.rewards import latex, numbers
 from common.rewards.checkers import check
@@ -331,10 +330,13 @@ def measure(variant: Variant, tasks: list[Task], *, is_right: bool) -> Cell:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", default=os.environ.get("ROLLOUTPIPE_TEST_DATA"), type=Path)
+    parser.add_argument("folder", nargs="?", default=DATA, type=Path)
     parser.add_argument("--misses", type=int, default=3, help="of each cell, so many are shown")
     arguments = parser.parse_args()
-    tasks = golds(Path(arguments.folder))
+    if not arguments.folder.is_dir():
+        print(f"real data files are absent ({arguments.folder}); set ROLLOUTPIPE_TEST_DATA to their folder", file=sys.stderr)
+        return 2
+    tasks = golds(arguments.folder)
     print(f"{where()}\n\n| variant | " + " | ".join(f"{name} ({len(tasks[name])})" for name in COLUMNS) + " |")
     print("| --- |" + " ---: |" * len(COLUMNS))
     cells: dict[tuple[str, str], Cell] = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("ROLLOUTPIPE_TEST_DATA") or ROOT.parent / "shared" / "data")  # real files of the workloads
 
 
 def where() -> str:

@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
+from shared import DATA  # noqa: E402
 
 from common.config import RewardConfig  # noqa: E402
 from common.protocols import Score  # noqa: E402
@@ -42,7 +43,6 @@ from common.rewards.pool import VerifierPool  # noqa: E402
 
 Result = TypeVar("Result")
 
-DATA = Path(os.environ.get("ROLLOUTPIPE_TEST_DATA") or ROOT.parent / "shared" / "data")
 NUM_ORDINARY, NUM_HANGING, WORKERS, LIMIT_S = 2000, 20, 2, 1.5
 REPEATS = 3  # of each arrangement; the median counts
 MIN_PER_S, MAX_HANG_S, MIN_SHARE, MAX_LATER = 400, 2.0, 0.95, 2.0
