@@ -263,7 +263,7 @@ def test_whatever_a_line_makes_the_command_raise_is_that_lines_fault(
     monkeypatch.setattr(f"common.commands.score.{step}", fail)
     rows = [{"response": f"this is {name}"} for name in ("one", "two", "three", "four")]
     (tmp_path / "rows.jsonl").write_text(lines_of(rows))
-    code = cli.run(["score", str(tmp_path / "rows.jsonl"), "--workers", "1", "rewards.function=builtins:max"])
+    code = cli.run(["score", str(tmp_path / "rows.jsonl"), "--workers", "1", "rewards.function=operator:countOf"])
     out, err = capfdbinary.readouterr()
     found = [json.loads(line) for line in out.splitlines()]
     assert code == 1 and [row.get("line") for row in found] == [None, None, 3, None]
