@@ -9,7 +9,7 @@ calls wait.
 
 A right answer must not become a timeout because the machine is busy: a call that at its limit has waited for a core most of the
 time, and over all its tries has used little of one, is asked again: before all others, by a worker that has answered before, and
-demoted later.
+demoted later. As that costs the others more, no more than `workers` such calls run at one time.
 """
 
 import threading
@@ -122,14 +122,18 @@ class Dispatcher:
         # The most experienced last: its caches are warm.
         idle = sorted(self._staff.of(State.IDLE), key=lambda worker: worker.num_answered)
         has_warm = any(worker.is_warm for state in (State.IDLE, State.BUSY) for worker in self._staff.of(state))
+        num_again = sum(worker.call is not None and worker.call.is_again for worker in self._staff.of(State.BUSY))
         held: list[Call] = []
         while self._queue and idle and room > 0:
             call = self._queue.popleft()
-            if call.tries > call.num_lost and has_warm and not idle[-1].is_warm:
-                held.append(call)  # starved before: a warm worker is soon idle
-            elif not call.future.cancelled():
-                self._give(idle.pop(), call)
-                room -= 1
+            if call.future.cancelled():
+                continue
+            if call.is_again and (num_again >= self._num_workers or (has_warm and not idle[-1].is_warm)):
+                held.append(call)
+                continue
+            num_again += call.is_again
+            self._give(idle.pop(), call)
+            room -= 1
         self._queue.extendleft(reversed(held))
 
     def _give(self, worker: Worker, call: Call) -> None:
@@ -160,7 +164,7 @@ class Dispatcher:
         worker.is_overdue = worker.is_overdue or (
             running_s - used.starved_s >= self._clocks.overdue_s and self._num_overdue() < MAX_OVERDUE
         )
-        allowed_s = self._clocks.demote_s if call.tries == 1 else max(self._clocks.demote_s, self._clocks.hang_s)
+        allowed_s = max(self._clocks.demote_s, self._clocks.hang_s) if call.is_again else self._clocks.demote_s
         if worker.is_overdue and used.cpu_s >= allowed_s * (worker.level + 1):
             self._staff.demote(worker)
         worker.look_s = now_s + _POLL_S if worker.level < LEVELS else worker.since_s + self._limit_s
@@ -171,6 +175,7 @@ class Dispatcher:
         call.cpu_s += used.cpu_s
         is_starved = used.starved_s > self._limit_s / 2 and call.cpu_s < self._clocks.hang_s
         if is_starved and call.tries < STARVED_TRIES:
+            call.is_again = True
             self._queue.appendleft(call)
         else:
             _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=self._overrun, duration_s=running_s))

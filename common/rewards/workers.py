@@ -41,6 +41,7 @@ class Call:
     future: Future[Score] = field(default_factory=Future)
     tries: int = 0  # so far: what a worker lost before reading it, and what the machine kept waiting, is asked again
     num_lost: int = 0  # of the tries
+    is_again: bool = False  # the machine kept it waiting before
     cpu_s: float = 0.0  # that the tries before the present one have had
 
 

@@ -16,8 +16,9 @@ from common.config import RewardConfig
 from common.protocols import Score
 from common.records import Verdict
 from common.rewards.pool import VerifierPool
+from common.rewards.staff import Staff
 from common.rewards.usage import Usage
-from common.rewards.workers import Worker
+from common.rewards.workers import Call, Worker
 
 DEADLINE_S = 60
 LIMIT_S = 0.5  # so 0.1 s of CPU time is that of a hang
@@ -87,6 +88,30 @@ def test_a_starved_call_is_asked_again_by_a_warm_worker_before_those_that_wait(m
     again = (tmp_path / "tries").read_text().split()[1]
     assert again in before[0]  # it had answered
     assert len(before[0]) < 15  # and others waited for longer
+
+
+def test_no_more_than_the_workers_are_asked_again_at_one_time(
+    make_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker, four calls that hang and are overdue before their limit, so that the next is taken then."""
+    pool = make_pool(Usage(cpu_s=0.06, starved_s=0.55 * LIMIT_S))
+    running: list[set[int]] = [set()]
+    give, kill = Worker.give, Staff.kill
+
+    def note_give(worker: Worker, call: Call, now_s: float) -> None:
+        if call.tries:
+            running.append(running[-1] | {worker.number})
+        give(worker, call, now_s)
+
+    def note_kill(staff: Staff, worker: Worker, fate: str = "") -> None:
+        running.append(running[-1] - {worker.number})
+        kill(staff, worker, fate)
+
+    monkeypatch.setattr(Worker, "give", note_give)
+    monkeypatch.setattr(Staff, "kill", note_kill)
+    calls = [pool.submit({"file": str(tmp_path / f"{i}"), "hangs": 1000}, "hang at first") for i in range(4)]
+    assert {call.result(DEADLINE_S).status for call in calls} == {Verdict.TIMEOUT}
+    assert max(map(len, running)) == 1
 
 
 def test_a_wait_that_goes_on_counts_as_starved() -> None:
