@@ -16,7 +16,7 @@ from common.commands.score_tally import Tally
 from common.config_errors import validate, with_overrides
 from common.config_rewards import RewardConfig
 from common.config_section import Section
-from common.errors import ConfigError, DataError, RunError, explain
+from common.errors import ConfigError, DataError, RolloutPipeError, RunError, explain
 from common.protocols import Score
 from common.rewards.verifier import StartableVerifier, make_verifier
 
@@ -60,6 +60,8 @@ def settings(overrides: list[str], workers: int | None, timeout_s: float | None)
 
 def score(source: str, config: RewardConfig) -> tuple[dict[str, Any], bool]:
     """Verdicts on stdout; the summary, and whether every line was scored. Raises ConfigError, RunError."""
+    if sys.stdout is None:  # closed by the shell: >&-
+        raise ConfigError(explain("stdout", "must be open: the verdicts are written there", None, "redirect it to a file"))
     file = _open(source)
     console = Console(stderr=True)
     with Tally(console, is_live=console.is_terminal and not sys.stdout.isatty()) as tally:
@@ -137,7 +139,13 @@ class _Stream:
             score = await self._score(line)
             return _Answer(number, score, write_line(line.row, score))
         except DataError as error:
-            return _Answer(number, str(error), write_fault(number, str(error)))
+            fault = str(error)
+        except RolloutPipeError:  # of the run
+            raise
+        except Exception as error:  # whatever one line makes our code raise, the others are scored
+            cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            fault = explain("line", "must be one that can be checked", raw[:60].decode(errors="replace"), f"correct it ({cause})")
+        return _Answer(number, fault, write_fault(number, fault))
 
     async def _score(self, line: Line) -> Score:
         kind = GYM if self._has_checkers and line.task["workload"] == GYM else ""

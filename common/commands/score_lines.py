@@ -1,6 +1,8 @@
 """A line of `rolloutpipe score`: read and checked on the way in, with its verdict on the way out."""
 
+import functools
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +72,10 @@ def _object(raw: bytes) -> dict[str, Any]:
         rule = f"must be at most {MAX_LINE_BYTES // 2**20} MiB"
         raise DataError(explain("line", rule, _start(raw), "put each object on a line of its own"))
     try:
-        row = json.loads(raw.removeprefix(b"\xef\xbb\xbf").decode(), parse_constant=_refuse)
+        text = raw.removeprefix(b"\xef\xbb\xbf").decode()
+        row = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+    except DataError:
+        raise
     except UnicodeDecodeError as error:
         raise DataError(
             explain("line", f"must be UTF-8 (byte {error.start + 1} is not)", _start(raw), "convert the file")
@@ -87,6 +92,16 @@ def _refuse(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Of two golds nobody can say which counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(explain("line", "must hold each key once", _short(twice), "remove all but one of them"))
+    return found
+
+
 def _start(raw: bytes) -> str:
     return raw[:60].decode(errors="replace").strip()
 
@@ -97,8 +112,9 @@ def _checkable(task: dict[str, Any]) -> dict[str, Any]:
     if name not in KNOWN:
         remedy = "use one of them, or set rewards.function"
         raise DataError(explain("workload", f"must be one of {', '.join(KNOWN)}", name, remedy))
+    _check(task, "answer_pattern", _has_group(task.get("answer_pattern")), "must be a regular expression with a group")
     if name == GYM:
-        _text(task, "dataset", "the name of a reasoning-gym data set")
+        _check(task, "dataset", task.get("dataset") in _data_sets(), "must be the name of a reasoning-gym data set")
         task = {**task, "options": task.get("options", {})}
         for field in ("options", "entry"):
             _check(task, field, isinstance(task.get(field), dict), "must be an object, as the data set made it")
@@ -109,13 +125,29 @@ def _checkable(task: dict[str, Any]) -> dict[str, Any]:
     _check(task, "gold", _is_texts(gold) or isinstance(gold, str), "must be the right answer, as text or number")
     _check(task, "unit", isinstance(task.get("unit"), str | None), "must be text")
     _check(task, "choices", _is_texts(task.get("choices") or []), "must be a list of texts")
-    _check(task, "answer_pattern", isinstance(task.get("answer_pattern"), str | None), "must be text")
     _check(task, "answer_kind", task.get("answer_kind") in (None, *ANSWER_KINDS), f"must be one of {', '.join(ANSWER_KINDS)}")
     task = {**task, "gold": gold}
     if (fault := gold_fault(task)) is not None:
         field = next((field for field in ("unit", "tolerance") if fault.startswith(f"the {field}")), "gold")
         raise DataError(explain(field, f"must fit the workload {name}", _short(task[field]), f"correct it ({fault})"))
     return task
+
+
+def _has_group(pattern: object) -> bool:
+    if pattern is None:
+        return True
+    try:
+        return isinstance(pattern, str) and re.compile(pattern).groups > 0
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+@functools.cache
+def _data_sets() -> tuple[str, ...]:
+    """Takes seconds: reasoning-gym is imported."""
+    from common.workloads.reasoning_gym import data_set_names
+
+    return tuple(data_set_names())
 
 
 def _is_texts(value: object) -> bool:

@@ -8,7 +8,8 @@ its call. Hence a call that hangs costs the others the little that it uses befor
 calls wait.
 
 A right answer must not become a timeout because the machine is busy: a call that at its limit has waited for a core most of the
-time and used little of one is asked again, and demoted later then.
+time, and over all its tries has used little of one, is asked again: before all others, by a worker that has answered before, and
+demoted later. As that costs the others more, no more than `workers` such calls run at one time.
 """
 
 import threading
@@ -31,7 +32,7 @@ MAX_OVERDUE = 32
 SPARE = 1  # workers that wait beyond those in use
 _SURPLUS = 3  # more of them that are kept where calls are no longer overdue
 TRIES = 3  # of a call that was lost before a worker read it
-STARVED_TRIES = 2  # of one that the machine kept waiting
+STARVED_TRIES = 5  # of one that the machine kept waiting
 _POLL_S = 0.005  # between two looks at what a long call has had of the cores
 
 
@@ -43,6 +44,8 @@ class Dispatcher:
         self.ready: Future[None] = self._staff.ready  # the first worker; or why there is none
         self._num_workers = num_workers
         self._limit_s = limit_s
+        subject = "" if setup.function is None else f"{setup.function} gave "
+        self._overrun = f"{subject}no verdict within {limit_s:g} s"
         self._clocks = Clocks(limit_s, is_known=setup.function is None)
         self._inbox: deque[Call] = deque()
         self._queue: deque[Call] = deque()
@@ -118,11 +121,20 @@ class Dispatcher:
         room = self._num_workers - sum(not worker.is_overdue for worker in self._staff.of(State.BUSY))
         # The most experienced last: its caches are warm.
         idle = sorted(self._staff.of(State.IDLE), key=lambda worker: worker.num_answered)
+        has_warm = any(worker.is_warm for state in (State.IDLE, State.BUSY) for worker in self._staff.of(state))
+        num_again = sum(worker.call is not None and worker.call.is_again for worker in self._staff.of(State.BUSY))
+        held: list[Call] = []
         while self._queue and idle and room > 0:
             call = self._queue.popleft()
-            if not call.future.cancelled():
-                self._give(idle.pop(), call)
-                room -= 1
+            if call.future.cancelled():
+                continue
+            if call.is_again and (num_again >= self._num_workers or (has_warm and not idle[-1].is_warm)):
+                held.append(call)
+                continue
+            num_again += call.is_again
+            self._give(idle.pop(), call)
+            room -= 1
+        self._queue.extendleft(reversed(held))
 
     def _give(self, worker: Worker, call: Call) -> None:
         self._staff.give(worker, call)
@@ -142,30 +154,31 @@ class Dispatcher:
             if has_cancelled and worker.call.future.cancelled():
                 self._staff.kill(worker)
             elif now_s >= worker.since_s + self._limit_s:
-                self._end_call(worker, worker.call, now_s - worker.since_s)
+                self._end_call(worker, worker.call, now_s)
             elif now_s >= worker.look_s:
                 self._watch(worker, worker.call, now_s)
 
     def _watch(self, worker: Worker, call: Call, now_s: float) -> None:
         """It runs for long: is it overdue, and has it used so much of a core that others should have that?"""
-        used, running_s = worker.used(), now_s - worker.since_s
+        used, running_s = worker.used(now_s), now_s - worker.since_s
         worker.is_overdue = worker.is_overdue or (
             running_s - used.starved_s >= self._clocks.overdue_s and self._num_overdue() < MAX_OVERDUE
         )
-        allowed_s = self._clocks.demote_s if call.tries == 1 else max(self._clocks.demote_s, self._clocks.hang_s)
+        allowed_s = max(self._clocks.demote_s, self._clocks.hang_s) if call.is_again else self._clocks.demote_s
         if worker.is_overdue and used.cpu_s >= allowed_s * (worker.level + 1):
             self._staff.demote(worker)
         worker.look_s = now_s + _POLL_S if worker.level < LEVELS else worker.since_s + self._limit_s
 
-    def _end_call(self, worker: Worker, call: Call, running_s: float) -> None:
+    def _end_call(self, worker: Worker, call: Call, now_s: float) -> None:
         """At the time limit. A call that a busy machine kept waiting most of the time is asked again, with more of a core."""
-        used = worker.used()
-        is_starved = used.starved_s > self._limit_s / 2 and used.cpu_s < self._clocks.hang_s
+        used, running_s = worker.used(now_s), now_s - worker.since_s
+        call.cpu_s += used.cpu_s
+        is_starved = used.starved_s > self._limit_s / 2 and call.cpu_s < self._clocks.hang_s
         if is_starved and call.tries < STARVED_TRIES:
+            call.is_again = True
             self._queue.appendleft(call)
         else:
-            reason = f"no verdict within {self._limit_s:g} s"
-            _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=reason, duration_s=running_s))
+            _answer(call, Score(reward=0.0, status=Verdict.TIMEOUT, reason=self._overrun, duration_s=running_s))
         worker.call = None
         self._staff.kill(worker)
 
@@ -174,11 +187,12 @@ class Dispatcher:
         if call is None or number != call.number:
             raise BrokenAnswerError
         try:
-            score, usage = _score_of(content["score"]), Usage(*map(float, content["usage"]))
+            cpu_s, starved_s = map(float, content["usage"])
+            score, usage = _score_of(content["score"]), Usage(cpu_s, starved_s)
         except (KeyError, TypeError, ValueError) as error:
             raise BrokenAnswerError from error
         _answer(call, score)
-        used = usage.since(worker.usage)
+        used = usage.since(worker.usage, score.duration_s)
         self._clocks.note(max(0.0, score.duration_s - used.starved_s), used.cpu_s)
         worker.rest(usage)
         if worker.level > 0 or self._staff.num_alive() > self._num_wanted() + _SURPLUS:
@@ -187,7 +201,8 @@ class Dispatcher:
     def _lose(self, worker: Worker, reason: str) -> None:
         if (call := worker.call) is None:
             return
-        if worker.has_lost and call.tries < TRIES:
+        call.num_lost += worker.has_lost
+        if worker.has_lost and call.num_lost < TRIES:
             self._queue.appendleft(call)
         else:
             _answer(call, _error(reason, duration_s=time.monotonic() - worker.since_s))

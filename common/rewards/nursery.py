@@ -82,7 +82,7 @@ class _Nursery:
             pass
         finally:
             for pid in self._pids.values():
-                _kill(pid)
+                kill_group(pid)
                 os.waitpid(pid, 0)
 
     def _serve(self, selector: selectors.BaseSelector) -> bool:
@@ -103,7 +103,7 @@ class _Nursery:
             if command == "fork":
                 self._fork(number, self._files.popleft())
             elif number in self._pids:  # else it ended a moment ago
-                {"kill": _kill, "nice": _nice, "idle": _idle}[command](self._pids[number])
+                {"kill": kill_group, "nice": _nice, "idle": _idle}[command](self._pids[number])
         return bool(data)
 
     def _fork(self, number: int, file: int) -> None:
@@ -139,12 +139,13 @@ class _Nursery:
         for number, pid in list(self._pids.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                _kill(pid)  # what it has left behind
+                kill_group(pid)  # what it has left behind
                 del self._pids[number]
                 _say(self._control, "ended", number, os.waitstatus_to_exitcode(status))
 
 
-def _kill(group: int) -> None:
+def kill_group(group: int) -> None:
+    """Kill a worker with all that it has started; `group` is its process id."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from common import errors
 from common.errors import RunError
-from common.rewards.nursery import DEMOTIONS
+from common.rewards.nursery import DEMOTIONS, kill_group
 from common.rewards.worker import Setup
 from common.rewards.workers import BrokenAnswerError, Call, Nursery, State, Worker
 
@@ -209,7 +209,10 @@ class Staff:
         self.fail(RunError(f"verifier: a worker ended while starting ({reason}); see the imports of rewards.function"))
 
     def _lose_nursery(self) -> None:
-        """It ended by itself, and its workers with it. That is the doing of none of the calls."""
+        """It ended by itself, and its workers with it. That is the doing of none of the calls.
+
+        What those had started is ended here: the kernel ends the workers alone (`worker`).
+        """
         assert self._nursery is not None
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._nursery.control)
@@ -218,6 +221,8 @@ class Staff:
         self._note_failure(reason)
         for worker in list(self._workers.values()):
             self.kill(worker)
+            if worker.pid is not None:
+                kill_group(worker.pid)
             worker.channel.close()
             worker.has_lost = True
             del self._workers[worker.number]

@@ -62,7 +62,8 @@ class SummedVerifier:
         if self._config.weights.format != 0.0 and answer.status not in (Verdict.TIMEOUT, Verdict.ERROR):
             found = await self._format(response)
             if found.status in (Verdict.TIMEOUT, Verdict.ERROR):
-                return replace(answer, reward=found.reward, status=found.status, reason=f"format_pattern: {found.reason}")
+                reason = found.reason.removeprefix(f"{_PATTERN_PART} gave ")
+                return replace(answer, reward=found.reward, status=found.status, reason=f"format_pattern: {reason}")
             parts.insert(0, ("format", found.reward or 0.0))
         return weigh(self._config.weights, answer, parts)
 

@@ -39,7 +39,10 @@ class Call:
     number: int
     body: bytes  # pickle of (task, response)
     future: Future[Score] = field(default_factory=Future)
-    tries: int = 0  # so far: a call that a worker lost before reading it is asked again
+    tries: int = 0  # so far: what a worker lost before reading it, and what the machine kept waiting, is asked again
+    num_lost: int = 0  # of the tries
+    is_again: bool = False  # the machine kept it waiting before
+    cpu_s: float = 0.0  # that the tries before the present one have had
 
 
 class State(Enum):
@@ -75,6 +78,11 @@ class Worker:
     usage: Usage = field(default_factory=Usage)  # when its last call ended
     _out: bytes = b""
     _in: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_warm(self) -> bool:
+        """It has answered before, and may soon answer again."""
+        return self.num_answered > 0 and self.level == 0 and not self.is_overdue
 
     def give(self, call: Call, now_s: float) -> None:
         """Send it a call. It must be idle."""
@@ -129,9 +137,9 @@ class Worker:
             self.has_lost = True
         return False
 
-    def used(self) -> Usage:
+    def used(self, now_s: float) -> Usage:
         """By the present call."""
-        return Usage() if self.pid is None else Usage.of(self.pid).since(self.usage)
+        return Usage() if self.pid is None else Usage.of(self.pid).since(self.usage, now_s - self.since_s)
 
 
 class Nursery:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from common import cli
+from common.commands import score_lines as lines
 from common.commands.score import _read
 
 ROOT = Path(__file__).parents[2]
@@ -245,6 +246,40 @@ def test_many_faults_are_told_up_to_a_limit() -> None:
     code, out, err = score("-", text="[]\n" * 50)
     assert code == 1 and len(out) == 50
     assert err.count("line ") == 20 and "further faults are in the output alone" in err
+
+
+@pytest.mark.parametrize("step", ["read_line", "write_line"])
+@pytest.mark.parametrize("error", [ValueError("two\nlines"), RecursionError(), MemoryError(), KeyError("gold")])
+def test_whatever_a_line_makes_the_command_raise_is_that_lines_fault(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path, step: str, error: Exception
+) -> None:
+    real = getattr(lines, step)
+
+    def fail(given: Any, other: Any) -> Any:
+        if b"three" in (given if step == "read_line" else repr(given).encode()):
+            raise error
+        return real(given, other)
+
+    monkeypatch.setattr(f"common.commands.score.{step}", fail)
+    rows = [{"response": f"this is {name}"} for name in ("one", "two", "three", "four")]
+    (tmp_path / "rows.jsonl").write_text(lines_of(rows))
+    code = cli.run(["score", str(tmp_path / "rows.jsonl"), "--workers", "1", "rewards.function=operator:countOf"])
+    out, err = capfdbinary.readouterr()
+    found = [json.loads(line) for line in out.splitlines()]
+    assert code == 1 and [row.get("line") for row in found] == [None, None, 3, None]
+    cause = " ".join(f"{type(error).__name__}: {error}".split())
+    assert found[2]["error"].startswith("line: must be one that can be checked, got ") and f"({cause})" in found[2]["error"]
+    assert b"line 3: must be one that can be checked" in err and b"Traceback" not in err
+
+
+def test_a_closed_stdout_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(lines_of(rows_of(1)))
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, str(tmp_path / "rows.jsonl")]
+    done = subprocess.run(shell, capture_output=True, timeout=END_S, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().splitlines() == [
+        "rolloutpipe: stdout: must be open: the verdicts are written there, got None; redirect it to a file"
+    ]
 
 
 def test_a_line_beyond_the_limit_is_left_out_and_the_next_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,20 @@ def use_cpu(task: dict) -> tuple[float, str]:
     return 1.0, str(os.getpid())
 
 
+def hang_at_first(task: dict) -> float:
+    """In the first `hangs` of its tries, each of which leaves the worker's process id in the file."""
+    with open(task["file"], "a+") as file:  # noqa: PTH123
+        file.write(f"{os.getpid()}\n")
+        file.seek(0)
+        tries = len(file.readlines())
+    if tries <= task["hangs"]:
+        time.sleep(3600)
+    return 1.0
+
+
 COMMANDS |= {
+    "hang at first": hang_at_first,
+    "nap pid": lambda task: (nap(task), str(os.getpid())),
     "garbage": write_garbage,
     "forge": forge,
     "close": close_all,

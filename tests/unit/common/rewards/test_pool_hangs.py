@@ -168,6 +168,18 @@ def test_a_pool_whose_nursery_is_killed_asks_again(make_pool: Any) -> None:
     assert ask(pool, "right").status is Verdict.OK
 
 
+def test_what_a_reward_function_has_started_ends_with_a_nursery_that_is_killed(make_pool: Any, tmp_path: Path) -> None:
+    pool = make_pool(timeout_s=3600)
+    (own,) = [process for process in psutil.Process().children() if "nursery" in " ".join(process.cmdline())]
+    started = tmp_path / "pid"
+    call = pool.submit({"file": str(started)}, "child")
+    wait_until(lambda: started.exists() and started.read_text())
+    child = psutil.Process(int(started.read_text()))
+    own.kill()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    call.cancel()
+
+
 def test_many_threads_and_loops_share_a_pool(make_pool: Any) -> None:
     pool = make_pool(workers=2)
     found: dict[int, list[str]] = {}
