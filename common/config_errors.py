@@ -141,7 +141,7 @@ def _line(model: type[BaseModel], error: ValidationError) -> str:
 def _rule(fault: ErrorDetails) -> str:
     if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
         return "must be a section: settings in lines below it"
-    message = fault["msg"][0].lower() + fault["msg"][1:]
+    message = (fault["msg"][0].lower() + fault["msg"][1:]).partition(", got ")[0]  # `explain` says what it got
     return message.replace("input should", "must").replace("value error, ", "")
 
 

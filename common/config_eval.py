@@ -3,7 +3,7 @@
 import re
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import Field, StrictInt, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from common.config_section import Section
 from common.config_workload import WorkloadConfig
@@ -21,17 +21,17 @@ def as_typed(message: str) -> str:
 class EvalConfig(Section):
     """What is asked of the model, how often, and what is reported."""
 
-    every: int | None = Field(None, ge=1)  # rounds between evaluations during a training; None: none there
+    every: StrictInt | None = Field(None, ge=1)  # rounds between evaluations during a training; None: none there
     workload: WorkloadConfig | None = None  # None: the run's own; of it the held-out part, where it has one
-    max_problems: int | None = Field(None, ge=1)  # the first so many of a seeded order; None: all
-    samples: int = Field(1, ge=1, le=100_000)  # responses per problem
-    pass_at: tuple[int, ...] = (1,)  # the k of pass@k, each at most `samples`
-    seed: int = 0
+    max_problems: StrictInt | None = Field(None, ge=1)  # the first so many of a seeded order; None: all
+    samples: StrictInt = Field(1, ge=1, le=100_000)  # responses per problem
+    pass_at: tuple[StrictInt, ...] = (1,)  # the k of pass@k, each at most `samples`
+    seed: StrictInt = 0
     temperature: float | None = Field(None, ge=0)  # None: the run's; 0: greedy
     top_p: float = Field(1.0, gt=0, le=1)  # nothing is trained on these responses, so truncation is allowed
-    top_k: int = Field(0, ge=0)
+    top_k: StrictInt = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)  # None: the run's
+    max_tokens: StrictInt | None = Field(None, ge=1)  # None: the run's
 
     def sampling(self, training: Sampling) -> Sampling:
         """How the responses are sampled; what is not set here is that of the training."""

@@ -32,7 +32,7 @@ class WorkloadConfig(Section):
     dataset_config: str | None = None  # of that data set
     split: str | None = None  # of that data set; None: its only one
     fields: dict[str, str] = {}  # where a file's fields have other names than the schema's: {schema's name: file's name}
-    where: dict[str, list[str | int]] = {}  # only rows whose field (its name in the file) has one of these values
+    where: dict[str, list[bool | int | float | str]] = {}  # only rows whose field (its name in the file) has one of these values
     on_bad_gold: Literal["stop", "skip"] = "stop"  # a row whose answer cannot be read: an error that names it, or left out
     holdout: float = Field(0.0, ge=0, lt=1)  # share of the problems kept for `eval`, by a hash of the question, and never trained
     max_problems: int | None = Field(None, ge=1)  # of the rest, so many, chosen by `seed`; None: all

@@ -7,7 +7,7 @@ import asyncio
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
         raise ConfigError(explain("sampling.max_tokens", rule, config.sampling.max_tokens, "lower it"))
     tokenizer = load_tokenizer(model_dir)
     workload = load_problems(config.workload, tokenizer, context - config.sampling.max_tokens, rows)
+    check_remote(config, workload.examples)
     evaluation = load_evaluation(config, tokenizer, context, report, workload) if config.eval.every is not None else None
     max_model_len = max(_max_model_len(config, workload), evaluation_length(config, evaluation))
     for problems in (workload, evaluation):
@@ -107,13 +108,19 @@ def check_room(config: Config, model_dir: Path | None = None, *, has_engines: bo
 
 
 def check_rewards(config: Config) -> None:
-    """A user's function is imported in a verifier process, a remote verifier must answer: ConfigError where they do not."""
+    """A user's function is imported in a verifier process, a remote verifier must be there: ConfigError where they are not."""
     if config.rewards.function is not None or config.rewards.remote is not None:
         asyncio.run(_try_verifier(config))
 
 
-async def _try_verifier(config: Config) -> None:
-    verifier = make_verifier(config.rewards, log=Path(os.devnull))
+def check_remote(config: Config, examples: Iterable[dict[str, Any]]) -> None:
+    """A remote verifier must give a verdict on an example: ConfigError where it does not, or breaks the contract."""
+    if config.rewards.remote is not None:
+        asyncio.run(_try_verifier(config, examples))
+
+
+async def _try_verifier(config: Config, examples: Iterable[dict[str, Any]] = ()) -> None:
+    verifier = make_verifier(config.rewards, examples=examples, log=Path(os.devnull))
     try:
         await verifier.start(config.limits.start_timeout_s)
     finally:

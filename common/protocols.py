@@ -137,6 +137,7 @@ class Problem:
     prompt_ids: tuple[int, ...]
     task: dict[str, Any]  # plain JSON values for the scorer: {"workload": name, "gold": ..., ...}
     content_hash: str = ""  # of question and gold alone: equal for the same row under another template, or in another file
+    question_hash: str = ""  # of the question alone, however its gold is written: what `holdout` and `overlap` go by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,16 +16,14 @@ from common.config import Config
 from common.errors import PublishError, RunError
 from common.evaluation.checkpoint import Located, as_hugging_face, locate
 from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator
-from common.evaluation.prepare import PreparedEval, check_out, prepare_eval, started
+from common.evaluation.prepare import PreparedEval, check_out, prepare_eval, seen_line, started
 from common.evaluation.show import EvalDisplay, category_table, figures_table
 from common.launch import ray_running
-from common.prepare import check_rewards
+from common.prepare import check_remote, check_rewards
 from common.report.groups import GroupWriter
 from common.rundir import RunDir, create
 from common.spool import check_spool, model_layout, spool_model
 from common.timeline import Timeline
-
-_UNSEEN = "none of the problems is among those that the model was trained on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,7 @@ def evaluate(config: Config, checkpoint: Path | None, out: Path | None, console:
     check_rewards(config)
     located = locate(config, checkpoint, say)
     prepared = prepare_eval(config, located, say)
+    check_remote(config, prepared.workload.examples)
     say(f"model: {located.weights}; {len(prepared.workload.problems)} problems of {prepared.workload.name}")
     places = _Places(RunDir(out), out / ".scratch")
     create(places.run_dir, config)
@@ -145,8 +144,4 @@ def _show(config: Config, prepared: PreparedEval, evaluation: Evaluation, consol
     console.print(figures_table(evaluation))
     if evaluation.categories:
         console.print(category_table(evaluation))
-    num_seen, num_problems = prepared.num_seen, len(prepared.workload.problems)
-    if num_seen is None:
-        say("whether the model was trained on these problems is not known")
-    else:
-        say(f"{num_seen} of the {num_problems} problems are among those of the training" if num_seen else _UNSEEN)
+    say(seen_line(prepared))

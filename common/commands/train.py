@@ -12,6 +12,7 @@ from rich.console import Console
 from common.config import Config, load_config
 from common.display import LiveDisplay, final_table
 from common.errors import ConfigError, DataError, InputError, RolloutPipeError, RunError, explain
+from common.evaluation.training import check_same_evaluations
 from common.launch import launched, ray_running
 from common.prepare import Prepared, prepare
 from common.report.html import write_report
@@ -54,6 +55,7 @@ def resolve(config_path: Path | None, overrides: list[str], resume: Path | None)
     if config.run_dir is not None and config.run_dir != before.run_dir and Path(config.run_dir).resolve() != resume.resolve():
         raise ConfigError(explain("run_dir", f"must be the run to resume ({resume})", config.run_dir, "leave it out"))
     newest_checkpoint(run_dir)  # there must be one
+    check_same_evaluations(config, before, run_dir)
     return config, run_dir
 
 

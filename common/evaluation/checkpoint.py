@@ -2,7 +2,7 @@
 
     nothing                                   the configuration's own model
     a Hugging Face directory                  as it is
-    a run directory                           its `model/`, else its newest checkpoint
+    a run directory, or its `model/`          its `model/`, else its newest checkpoint
     a checkpoint of a run, of either trainer  converted; configuration and tokenizer are those of the run's starting model
     an Orbax directory of `convert`           converted
 
@@ -41,18 +41,23 @@ class Located:
     files: Path  # whose config.json and tokenizer go with them
     version: int = 0  # of the weights in their run; 0 where that is not known
     run: Config | None = None  # that trained them, where known
+    run_dir: Path | None = None  # of that run
+    is_start: bool = False  # the configuration's own model, which no run has trained
 
 
 def locate(config: Config, path: Path | None, report: Report = lambda line: None) -> Located:
     """What `path` is. Raises DataError and ConfigError, each one line."""
     if path is None:
         model = find_model(config, report)
-        return Located(kind="hf", weights=model, files=model, run=config)
+        return Located(kind="hf", weights=model, files=model, is_start=True)
     if not path.is_dir():
         raise DataError(explain("--checkpoint", "must be a directory", str(path), f"give {_FORMS}"))
     run_dir = RunDir(path)
     if run_dir.config.is_file():
         return _of_run(config, run_dir, report)
+    parent = RunDir(path.resolve().parent)
+    if parent.config.is_file() and path.resolve() == parent.model:
+        return _of_run(config, parent, report)
     if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
         return Located(kind="hf", weights=path, files=path)
     found = _state(path) or _state(path / "trainer")
@@ -80,7 +85,8 @@ def as_hugging_face(located: Located, target: Path) -> Path:
 def _of_run(config: Config, run_dir: RunDir, report: Report) -> Located:
     run = load_config(run_dir.config)
     if (run_dir.model / "config.json").is_file():
-        return Located(kind="hf", weights=run_dir.model, files=run_dir.model, version=_version(run_dir.result), run=run)
+        model, version = run_dir.model, _version(run_dir.result)
+        return Located(kind="hf", weights=model, files=model, version=version, run=run, run_dir=run_dir.path)
     finished = finished_checkpoints(run_dir)
     if not finished:
         rule = "must hold model/ or a finished checkpoint"
@@ -98,7 +104,8 @@ def _of_checkpoint(config: Config, path: Path, found: tuple[Literal["torch", "or
     if run is None:
         report("the run of this checkpoint is not known: configuration and tokenizer are those of CONFIG's model")
     files = find_model(run or config, report)
-    return Located(kind=kind, weights=weights, files=files, version=_version(place / "state.json"), run=run)
+    trained = None if run is None else run_dir.path
+    return Located(kind=kind, weights=weights, files=files, version=_version(place / "state.json"), run=run, run_dir=trained)
 
 
 def _state(path: Path) -> tuple[Literal["torch", "orbax"], Path] | None:

@@ -37,6 +37,7 @@ class Evaluation:
     start_s: float
     end_s: float
     wait_s: float  # for how long it held up what came after it
+    settings: dict[str, Any]  # what the figures depend on, beside the model: sampling, seed, samples and number of problems
     figures: Figures
     categories: dict[str, Figures]
 
@@ -75,6 +76,18 @@ class EvalParts:
     problems: Sequence[Problem]
     on_group: Callable[[Group, Problem], None] = lambda group, problem: None  # the samples of a problem, lost ones left out
     on_end: Callable[[Evaluation], None] = lambda evaluation: None
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """What an evaluation's figures depend on, but for its problems; what is not set for it is the training's."""
+    sampling = config.eval.sampling(config.sampling.build())
+    names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+    return {
+        "samples": config.eval.samples,
+        **{name: getattr(sampling, name) for name in names},
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "seed": config.eval.seed,
+    }
 
 
 def eval_seed(seed: int, problem_id: str, member: int) -> int:
@@ -130,6 +143,7 @@ class Evaluator:
             start_s=start_s,
             end_s=timeline.now(),
             wait_s=held_up_s(),
+            settings={**settings_of(self._config), "problems": len(self._parts.problems)},
             figures=figures_of(self._outcomes, ks),
             categories=by_category(self._outcomes, ks),
         )

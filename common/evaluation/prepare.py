@@ -29,7 +29,7 @@ class PreparedEval:
     tokenizer: Any
     workload: Workload
     max_model_len: int  # tokens of prompt and response together
-    num_seen: int | None  # problems that the model was trained on; None: its run is not known
+    num_seen: int | None  # problems that are trained on in the model's run; None: not known
 
 
 def prepare_eval(config: Config, located: Located, report: Report) -> PreparedEval:
@@ -56,6 +56,18 @@ def _num_seen(run: Config | None, tokenizer: Any, context: int, workload: Worklo
     except (ConfigError, DataError, OSError):  # its file has moved on
         return None
     return overlap(training, workload)
+
+
+def seen_line(prepared: PreparedEval) -> str:
+    """What is known of what the model has seen of the problems: of its run alone, never of what the run started from."""
+    located, num_problems = prepared.located, len(prepared.workload.problems)
+    if located.run_dir is None:
+        return f"what {'the starting model' if located.is_start else 'this model'} has seen is not known"
+    if prepared.num_seen is None:
+        return f"whether these problems were trained on in {located.run_dir} is not known: its problems are not at hand"
+    if prepared.num_seen == 0:
+        return f"none of these problems was trained on in {located.run_dir}"
+    return f"{prepared.num_seen} of these {num_problems} problems are among those that are trained on in {located.run_dir}"
 
 
 @asynccontextmanager

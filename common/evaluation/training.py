@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from common.config import Config
-from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator
+from common.errors import ConfigError, explain
+from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator, settings_of
 from common.protocols import Problem
 from common.records import Group
 from common.report.groups import GroupWriter, round_path
@@ -70,6 +71,27 @@ class TrainingEvals:
         self._done.append(evaluation.to_json())
         with self._run_dir.evals.open("a", encoding="utf-8") as file:
             file.write(_line(self._done[-1]))
+
+
+def check_same_evaluations(config: Config, before: Config, run_dir: RunDir) -> None:
+    """Raises ConfigError where a resume would put figures beside those of other settings or problems; `every` is free."""
+    if not read_evals(run_dir):
+        return
+    given, wanted = _compared(config), _compared(before)
+    for field, value in given.items():
+        if value != wanted[field]:
+            rule = f"must be what the run's evaluations were made with ({wanted[field]})"
+            raise ConfigError(explain(field, rule, value, "set it back, or start a new run"))
+
+
+def _compared(config: Config) -> dict[str, Any]:
+    """By the setting's name. The run's own workload cannot be changed by a resume."""
+    settings = config.eval
+    own = None if settings.workload is None else settings.workload.model_dump(exclude_defaults=True)
+    rest = {"pass_at": list(settings.pass_at), "max_problems": settings.max_problems, "workload": own}
+    compared = {**settings_of(config), **rest}
+    stops = compared.pop("stop_token_ids")
+    return {**{f"eval.{name}": value for name, value in compared.items()}, "sampling.stop_token_ids": stops}
 
 
 def read_evals(run_dir: RunDir) -> list[dict[str, Any]]:

@@ -3,10 +3,10 @@
     POST url   {"task": {...}, "response": "..."}   as a reward function gets them
     200        {"reward": 0.5}                      a finite number; with status `error` null or left out
       optional: "status"      ok, wrong, no_answer, timeout (with reward 0) or error; by default ok from 1.0 on, else wrong
-                "extracted"   text: the answer that was found
-                "reason"      text: why, in one line
+                "extracted"   text: the answer that was found; 200 characters of it are kept
+                "reason"      text: why, in one line; 300 characters of it are kept
                 "parts"       {name: number}: what the reward is made of, for the records
-      other fields are passed over
+      other fields are passed over; a key that stands twice is a fault
 
 No connection, 429 and 5xx are tried again, after growing waits; `timeout_s` ends all tries of a response together. Any failure
 is an ERROR without reward (rule 9) and never an exception: nobody can say whose doing it was. Redirects are not followed, and
@@ -31,6 +31,7 @@ from common.records import Verdict
 FIELD = "rewards.remote"
 _CONNECT_S = 5.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 8.0
+_LONGEST_EXTRACTED, _LONGEST_REASON = 200, 300  # characters
 _FACTS = {"num_tokens": 0, "finish_reason": "stop"}  # of the empty response that the probe asks about
 
 
@@ -163,7 +164,7 @@ def _waits(retries: int, body: bytes) -> Iterator[float]:
 def _read_reply(content: bytes) -> dict[str, Any]:
     """Fields of a Score; _Fault, naming the field, where the contract is broken."""
     try:
-        reply = json.loads(content)
+        reply = json.loads(content, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise _Fault(_line(f"the reply is no JSON ({error}): {content[:100].decode(errors='replace')}")) from error
     if not isinstance(reply, dict):
@@ -172,10 +173,19 @@ def _read_reply(content: bytes) -> dict[str, Any]:
     return {
         "reward": reward,
         "status": status,
-        "extracted": _text(reply, "extracted"),
+        "extracted": _text(reply, "extracted")[:_LONGEST_EXTRACTED],
         "reason": _line(_text(reply, "reason")),
         "parts": _parts(reply.get("parts")),
     }
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two rewards, one would be passed over in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)} stands twice")
+    return found
 
 
 def _verdict(status: Any, reward: Any) -> tuple[Verdict, float | None]:
@@ -217,4 +227,4 @@ def _broken(field: str, rule: str, value: object) -> _Fault:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:300]
+    return " ".join(text.split())[:_LONGEST_REASON]

@@ -5,6 +5,7 @@ skipped in silence would be missed by nobody.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def _object(place: str, value: Any) -> dict[str, Any]:
 
 def _parse(place: str, content: bytes, rule: str, remedy: str) -> Any:
     try:
-        return json.loads(content.decode(), parse_constant=_refuse, object_pairs_hook=_once)
+        return json.loads(content.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         shown = content.decode(errors="replace").strip()[:80]
         raise DataError(explain(place, rule, shown, f"{remedy} ({_cause(error, content)})")) from error
@@ -81,6 +82,13 @@ def _cause(error: Exception, content: bytes) -> str:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:40]} is too large for a number")
+    return value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

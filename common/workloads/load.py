@@ -78,8 +78,9 @@ def load_problems(
 
 
 def overlap(train: Workload, other: Workload) -> int:
-    """How many problems, by content, are in both."""
-    return len({problem.content_hash for problem in train.problems} & {problem.content_hash for problem in other.problems})
+    """How many problems of `other` have a question that is in `train` too, whatever is written there as its answer."""
+    known = {problem.question_hash for problem in train.problems}
+    return sum(problem.question_hash in known for problem in other.problems)
 
 
 def _pinned(problem: Problem) -> list[Any]:

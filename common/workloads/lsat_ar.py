@@ -21,14 +21,14 @@ MAX_OPTIONS = 5
 
 def _split(record: Record) -> Iterable[Record]:
     """The questions of an AR-LSAT passage; an AGIEval row is one already."""
-    if not record.has("questions"):
+    if not record.has("questions") and (record.name("questions") not in record.values or record.has("question")):
         yield record
         return
-    record.text("passage")
     questions = record.value("questions")
     shared = {name: value for name, value in record.values.items() if name != record.name("questions")}
     if not isinstance(questions, list) or not questions:
         raise record.fault("questions", "must be a list of questions")
+    record.text("passage")
     for index, question in enumerate(questions):
         place = f"{record.name('questions')}[{index}]"
         if not isinstance(question, dict):
@@ -38,7 +38,7 @@ def _split(record: Record) -> Iterable[Record]:
 
 
 def _read(record: Record) -> Row:
-    is_agieval = record.has("label") or not record.has("answer")
+    is_agieval = not record.is_part and (record.has("label") or not record.has("answer"))
     passage, question = record.text("passage").strip(), record.text("question").strip()
     options = _options(record)
     letter = _letter(record, "label" if is_agieval else "answer", len(options))

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from common.config_workload import JSONL, WorkloadConfig
-from common.errors import DataError, explain
+from common.errors import DataError, explain, is_finite
 
 
 class BadGold(DataError):
@@ -20,6 +21,7 @@ class Record:
     values: Mapping[str, Any]
     config: WorkloadConfig
     needs_gold: bool = True
+    is_part: bool = False  # of another record
 
     def name(self, field: str) -> str:
         """What the file calls the schema's `field`."""
@@ -29,27 +31,31 @@ class Record:
 
     def part(self, place: str, values: Mapping[str, Any]) -> "Record":
         """A record within this one."""
-        return replace(self, place=f"{self.place}.{place}", values=values)
+        return replace(self, place=f"{self.place}.{place}", values=values, is_part=True)
 
     def has(self, field: str) -> bool:
         """The field is there and not null."""
         return self.values.get(self.name(field)) is not None
 
-    def value(self, field: str) -> Any:
-        """Raises DataError where the field is missing."""
+    def value(self, field: str, error: type[DataError] = DataError) -> Any:
+        """Raises `error` where the field is missing."""
         name = self.name(field)
         if name not in self.values:
             setting = f"workload.{_SETTINGS[field]}" if self.config.name == JSONL else f"workload.fields.{field}"
             rule = f"must have the field {name}"
-            raise DataError(explain(self.place, rule, sorted(self.values), f"add it, or name the right one in {setting}"))
+            remedy = f"add it, or name the right one in {setting}"
+            if self.config.path is not None and Path(self.config.path).is_dir():
+                remedy += ", or one file of the directory in workload.path"
+            raise error(explain(self.place, rule, sorted(self.values), _remedy(remedy, error)))
         return self.values[name]
 
     def text(self, field: str, error: type[DataError] = DataError) -> str:
-        """Text that is not blank, or a number as text; `error` where it is neither."""
-        value = self.value(field)
-        if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        """Text that is not blank, or a finite number as text; `error` where it is neither."""
+        value = self.value(field, error)
+        is_number = is_finite(value) and not isinstance(value, bool)
+        if not (is_number or isinstance(value, str)) or not str(value).strip():
             raise self.fault(field, "must be text or a number", error=error)
-        return _encodable(self, field, str(value))
+        return _encodable(self, field, str(value), error)
 
     def optional_text(self, field: str) -> str:
         """Text without blanks around it; empty where the field is missing, null or blank."""
@@ -62,25 +68,29 @@ class Record:
 
     def texts(self, field: str, error: type[DataError] = DataError) -> list[str]:
         """A list of texts, none of them blank."""
-        value = self.value(field)
+        value = self.value(field, error)
         if not isinstance(value, list) or not value or not all(isinstance(one, str) and one.strip() for one in value):
             raise self.fault(field, "must be a list of texts", error=error)
-        return [_encodable(self, field, one) for one in value]
+        return [_encodable(self, field, one, error) for one in value]
 
     def fault(self, field: str, rule: str, remedy: str = "repair the row", error: type[DataError] = DataError) -> DataError:
         """An error that names the record and the field."""
         value = self.values.get(self.name(field))
         shown = value if len(repr(value)) <= 200 else f"{value!r:.200}..."
-        return error(explain(self.place, f"{self.name(field)} {rule}", shown, remedy))
+        return error(explain(self.place, f"{self.name(field)} {rule}", shown, _remedy(remedy, error)))
 
 
 _SETTINGS = {"question": "question_field", "answer": "answer_field"}  # of jsonl
 
 
-def _encodable(record: Record, field: str, text: str) -> str:
+def _remedy(remedy: str, error: type[DataError]) -> str:
+    return f"{remedy}, or set workload.on_bad_gold=skip" if issubclass(error, BadGold) else remedy
+
+
+def _encodable(record: Record, field: str, text: str, error: type[DataError]) -> str:
     """Half of a surrogate pair, which JSON can spell, is in no tokenizer's text."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise record.fault(field, "must be Unicode text (a surrogate stands alone)") from None
+        raise record.fault(field, "must be Unicode text (a surrogate stands alone)", error=error) from None
     return text

@@ -11,18 +11,21 @@ import re
 from fractions import Fraction
 
 from common.rewards import numbers
-from common.workloads.numbers import read_decimal, scale, write
+from common.workloads.numbers import MAX_POWER, read_decimal, scale, write
 from common.workloads.records import BadGold, Record
 from common.workloads.rows import LeftOut, Row, Schema
 
 TEMPLATE = "{question}\n\nPlease reason step by step, and put your final answer, a decimal number, within \\boxed{}."
 TOLERANCE = Fraction(5, 100)  # the official check's, relative
+_POWERS = re.compile(r"10[\s}]*\^[\s({+-]*(\d+)")
 CONTRADICTION = "answer_number and answer_latex contradict each other"
 
 
 def _read(record: Record) -> Row | LeftOut:
     problem = record.text("problem_text").strip()
     unit = _unit(record.optional_text("unit"))
+    if any(len(digits.lstrip("0")) > 3 or int(digits) > MAX_POWER for digits in _POWERS.findall(unit)):
+        raise record.fault("unit", f"must have a power of ten of at most {MAX_POWER}", error=BadGold)
     power = numbers.power_of_ten(unit)
     gold = record.gold_text("answer_number")
     if gold is not None:

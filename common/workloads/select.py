@@ -32,9 +32,9 @@ def select(config: WorkloadConfig, prompted: Iterable[Prompted], limit: int | No
     """Problems of `part` in source order. `limit`: tokens of a prompt."""
     chosen = Selection()
     kept = _distinct(config, prompted, limit, chosen)
-    held_out = {problem.problem_id for question, problem in kept if is_held_out(question, config.holdout)}
+    held_out = {problem.problem_id for problem in kept if is_held_out(problem.question_hash, config.holdout)}
     chosen.num_held_out = len(held_out)
-    problems = [problem for _, problem in kept]
+    problems = kept
     if config.holdout > 0 and part != "all":
         problems = [problem for problem in problems if (problem.problem_id in held_out) == (part == "eval")]
     if config.max_problems is not None and (part != "eval" or config.holdout == 0):
@@ -50,11 +50,9 @@ def select(config: WorkloadConfig, prompted: Iterable[Prompted], limit: int | No
     return chosen
 
 
-def _distinct(
-    config: WorkloadConfig, prompted: Iterable[Prompted], limit: int | None, chosen: Selection
-) -> list[tuple[str, Problem]]:
-    """Question hash and problem of each row within the limit, repeats and contradictions counted and left out."""
-    kept: list[tuple[str, Problem]] = []
+def _distinct(config: WorkloadConfig, prompted: Iterable[Prompted], limit: int | None, chosen: Selection) -> list[Problem]:
+    """The problem of each row within the limit, repeats and contradictions counted and left out."""
+    kept: list[Problem] = []
     seen: set[str] = set()  # ids, content hashes and, for the schemas, question hashes
     for row, (prompt, ids) in prompted:
         if not ids:
@@ -69,11 +67,18 @@ def _distinct(
             chosen.conflicts.append(row.place)
         else:
             seen |= {problem_id, content, *([question] if config.name in SCHEMAS else [])}
-            kept.append((question, _problem(config, row, problem_id, content, prompt, ids)))
+            kept.append(_problem(config, row, problem_id, prompt, ids))
     return kept
 
 
-def _problem(config: WorkloadConfig, row: Row, problem_id: str, content: str, prompt: str, ids: list[int]) -> Problem:
+def _problem(config: WorkloadConfig, row: Row, problem_id: str, prompt: str, ids: list[int]) -> Problem:
     extra = {"answer_pattern": config.answer_pattern, "category": row.category}
     task = {**row.task, **{key: value for key, value in extra.items() if value is not None}}
-    return Problem(problem_id=problem_id, prompt=prompt, prompt_ids=tuple(ids), task=task, content_hash=content)
+    return Problem(
+        problem_id=problem_id,
+        prompt=prompt,
+        prompt_ids=tuple(ids),
+        task=task,
+        content_hash=content_hash(row),
+        question_hash=question_hash(row),
+    )

@@ -70,7 +70,7 @@ def _chosen(config: WorkloadConfig, source: Source, records: Iterator[Record]) -
         for name, wanted in config.where.items():
             value = _value(record, name)
             seen[name].add(value)
-            if value not in {str(one) for one in wanted}:
+            if value not in set(map(_comparable, wanted)):
                 source.leave_out(LeftOut(record.place, f"{name} is not in workload.where.{name}"))
                 is_chosen = False
                 break
@@ -78,15 +78,22 @@ def _chosen(config: WorkloadConfig, source: Source, records: Iterator[Record]) -
             yield record
     for name, wanted in config.where.items():
         for one in wanted:
-            if str(one) not in seen[name]:
-                raise DataError(explain(f"workload.where.{name}", "must be the value of a row", one, _near(str(one), seen[name])))
+            if (value := _comparable(one)) not in seen[name]:
+                raise DataError(explain(f"workload.where.{name}", "must be the value of a row", one, _near(value, seen[name])))
 
 
 def _value(record: Record, name: str) -> str:
     if name not in record.values:
         rule = f"must have the field {name}"
         raise DataError(explain(record.place, rule, sorted(record.values), f"add it, or remove workload.where.{name}"))
-    return str(record.values[name]).strip()
+    return _comparable(record.values[name])
+
+
+def _comparable(value: object) -> str:
+    """As text, in which 5, 5.0 and "5" are the same, and so are true and "true"; true is not 1."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
 def _near(word: str, words: set[str]) -> str:

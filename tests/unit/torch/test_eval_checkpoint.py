@@ -71,13 +71,23 @@ def some_weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 def test_nothing_given_is_the_configurations_own_model(config: Config, start: Path) -> None:
     found = locate(config, None)
-    assert (found.kind, found.weights, found.version, found.run) == ("hf", start, 0, config)
+    assert (found.kind, found.weights, found.version, found.run, found.is_start) == ("hf", start, 0, None, True)
 
 
 def test_a_hugging_face_directory_is_taken_as_it_is(config: Config, start: Path, tmp_path: Path) -> None:
     found = locate(config, start)
     assert found.kind == "hf" and as_hugging_face(found, tmp_path / "target") == start and not (tmp_path / "target").exists()
-    assert found.run is None
+    assert (found.run, found.run_dir, found.is_start) == (None, None, False)
+
+
+def test_the_model_of_a_run_knows_its_run(config: Config, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, start, has_model=True)
+    (run / "model" / "model.safetensors").touch()
+    wanted = locate(config, run)
+    assert wanted.version == 9 and wanted.run is not None
+    assert locate(config, run / "model") == wanted
+    monkeypatch.chdir(run)
+    assert locate(config, Path("model")) == wanted
 
 
 def test_a_run_is_its_model(config: Config, start: Path, tmp_path: Path) -> None:
@@ -85,7 +95,7 @@ def test_a_run_is_its_model(config: Config, start: Path, tmp_path: Path) -> None
     make_checkpoint(run, 4, some_weights())
     found = locate(config, run)
     assert (found.kind, found.weights, found.version) == ("hf", run / "model", 9)
-    assert found.run is not None and found.run.name == "trained"
+    assert found.run is not None and found.run.name == "trained" and found.run_dir == run
 
 
 def test_a_run_without_a_model_is_its_newest_finished_checkpoint(config: Config, start: Path, tmp_path: Path) -> None:
@@ -104,7 +114,7 @@ def test_a_checkpoint_of_the_torch_trainer_becomes_a_model(config: Config, start
     weights = some_weights()
     checkpoint = make_checkpoint(make_run(tmp_path, start), 4, weights)
     found = locate(config, checkpoint / part)
-    assert (found.kind, found.version) == ("torch", 4) and found.run is not None
+    assert (found.kind, found.version) == ("torch", 4) and found.run is not None and found.run_dir == tmp_path / "run"
     target = as_hugging_face(found, tmp_path / "target")
     made = load_file(target / "model.safetensors")
     assert made.keys() == weights.keys()

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from common.config import Config, load_config
+from common.config_eval import EvalConfig
 from common.errors import ConfigError
 
 
@@ -22,6 +24,12 @@ def load(tmp_path: Path, *overrides: str, **section: Any) -> Config:
         ({"samples": 2, "pass_at": [1, 4]}, "eval.pass_at: must be between 1 and eval.samples (2), got 4"),
         ({"samples": 2, "temperature": 0}, "eval.samples: must be 1 with temperature 0"),
         ({"every": 0}, "eval.every: "),
+        ({"every": 1.5}, "eval.every: must be a valid integer, got 1.5; "),
+        ({"samples": True}, "eval.samples: must be a number, got True; "),
+        ({"samples": 2.0}, "eval.samples: must be a valid integer, got 2.0; "),
+        ({"pass_at": [True]}, "eval.pass_at.0: must be a valid integer, got True; "),
+        ({"pass_at": [1.0]}, "eval.pass_at.0: must be a valid integer, got 1.0; "),
+        ({"seed": 1.0}, "eval.seed: must be a valid integer, got 1.0; "),
         ({"top_p": 0}, "eval.top_p: "),
         ({"workload": {"name": "nothing"}}, "eval.workload.name: must be one of"),
         ({"workload": {"name": "gsm8k"}}, "eval.workload: exactly one of path and dataset must be set for gsm8k"),
@@ -59,3 +67,15 @@ def test_what_is_not_set_is_the_trainings(tmp_path: Path) -> None:
     assert not sampling.is_trained
     greedy = load(tmp_path, temperature=0)
     assert greedy.eval.sampling(greedy.sampling.build()).temperature == 0
+
+
+def test_whole_numbers_are_whole_numbers_also_without_a_file() -> None:
+    for section in ({"samples": True}, {"pass_at": (True,)}, {"max_tokens": True}, {"every": 1.0}):
+        with pytest.raises(ValidationError):
+            EvalConfig.model_validate(section)
+
+
+def test_no_fault_of_a_number_says_twice_what_it_got(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "rounds=1.5")
+    assert str(caught.value).startswith("rounds: must be a valid integer, got 1.5; ")

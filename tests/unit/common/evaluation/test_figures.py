@@ -70,6 +70,13 @@ def test_samples_that_do_not_depend_on_their_problem_are_worth_each_their_own() 
     assert found is not None and (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
 
 
+def test_problems_that_are_more_alike_than_chance_are_worth_no_more_than_their_samples() -> None:
+    """Their shares hardly differ, so that a variance taken at its word would stand for hundreds of samples."""
+    found = figures_of(outcomes(*["1010"] * 24, "1110")).accuracy
+    wanted = stats.binomtest(51, 100).proportion_ci(method="wilson")
+    assert found is not None and (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+
+
 def test_between_them_the_interval_is_that_of_the_spread_of_the_problems() -> None:
     """The width is close to the normal interval of the per-problem means, where that one is good."""
     rng = random.Random(1)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from round_lab import RecordingTrainer
 from run_lab import Lab, run_run
 
-from common.errors import EngineError
+from common.commands.train import resolve
+from common.errors import ConfigError, EngineError
 from common.evaluation.training import read_evals
 from common.metrics import collect_rounds
 from common.progress import Progress
@@ -239,6 +240,52 @@ def test_a_torn_line_of_a_killed_run_is_forgotten(tmp_path: Path) -> None:
     more = lab_of(tmp_path, rounds=3, resume=True)
     assert [line["version"] for line in read_evals(more.run_dir)] == [0, 2, 3]
     assert all(json.loads(line) for line in more.run_dir.evals.read_text().splitlines())
+
+
+def test_a_line_says_how_its_figures_were_made(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, eval={"every": 2, "samples": 3, "temperature": 0.5, "top_p": 0.9, "seed": 7})
+    wanted = {
+        "samples": 3,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 0,
+        "min_p": 0.0,
+        "max_tokens": 16,
+        "seed": 7,
+        "problems": 5,
+    }
+    for line in read_evals(lab.run_dir):
+        assert {name: line["settings"][name] for name in wanted} == wanted
+
+
+OTHERS = [
+    ({"samples": 1}, {}, "eval.samples: must be what the run's evaluations were made with (2), got 1; set it back"),
+    ({"seed": 3}, {}, "eval.seed: "),
+    ({"max_problems": 2}, {}, "eval.max_problems: must be what the run's evaluations were made with (None), got 2; "),
+    ({"workload": {"size": 9}}, {}, "eval.workload: must be what the run's evaluations were made with (None), got {'size': 9}; "),
+    ({}, {"temperature": 0.5}, "eval.temperature: must be what the run's evaluations were made with (1.0), got 0.5; "),
+    ({"top_p": 0.5}, {}, "eval.top_p: "),
+    ({"max_tokens": 4}, {}, "eval.max_tokens: "),
+]
+
+
+@pytest.mark.parametrize(("section", "sampling", "message"), OTHERS)
+def test_a_resume_makes_no_other_evaluations(
+    tmp_path: Path, section: dict[str, Any], sampling: dict[str, Any], message: str
+) -> None:
+    run_dir = lab_of(tmp_path, rounds=2).run_dir
+    words = [f"eval.{name}={json.dumps(value)}" for name, value in section.items()]
+    words += [f"sampling.{name}={value}" for name, value in sampling.items()]
+    with pytest.raises(ConfigError) as caught:
+        resolve(None, ["rounds=4", *words], run_dir.path)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+    run_dir.evals.unlink()  # as of a run that has made none
+    assert resolve(None, ["rounds=4", *words], run_dir.path)[0].rounds == 4
+
+
+def test_a_resume_may_evaluate_more_often(tmp_path: Path) -> None:
+    run_dir = lab_of(tmp_path, rounds=2).run_dir
+    assert resolve(None, ["rounds=4", "eval.every=1"], run_dir.path)[0].eval.every == 1
 
 
 def test_the_final_evaluation_that_fails_loses_neither_checkpoint_nor_model(tmp_path: Path) -> None:

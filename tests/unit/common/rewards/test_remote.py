@@ -189,6 +189,8 @@ def test_statuses(server: Server, reply: dict[str, Any], reward: float | None, s
         (b'{"reward": 1, "extracted": 4}', "reply.extracted: must be text, got 4"),
         (b'{"reward": 1, "reason": []}', "reply.reason: must be text, got []"),
         (b'{"reward": 1, "parts": [1]}', "reply.parts: must map names to finite numbers, got [1]"),
+        (b'{"reward": 0, "reward": 1}', "the reply is no JSON (the key reward stands twice)"),
+        (b'{"reward": 0, "parts": {"a": 1, "a": 2}}', "the reply is no JSON (the key a stands twice)"),
         (b'{"reward": 1, "parts": {"a": NaN}}', "reply.parts: must map names to finite numbers, got {'a': nan}"),
     ],
 )
@@ -197,6 +199,11 @@ def test_a_broken_contract_is_an_error_that_names_the_field(server: Server, cont
     assert (score.reward, score.status) == (None, Verdict.ERROR)
     assert score.reason.startswith(reason) and "\n" not in score.reason
     assert len(server.bodies) == 1, "asking again would not help"
+
+
+def test_long_texts_are_cut_like_those_of_the_checkers(server: Server) -> None:
+    [score] = ask(server, says({"reward": 1, "extracted": "x" * 500, "reason": "y" * 500}))
+    assert (score.extracted, score.reason) == ("x" * 200, "y" * 300)
 
 
 @pytest.mark.parametrize("fault", [raw(b"busy", 500), raw(b"", 503), raw(b"", 429), hang_up])

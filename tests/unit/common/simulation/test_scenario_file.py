@@ -80,7 +80,7 @@ FAULTS = [
     ("engine: {capcity: 3}", "engine.capcity: is no known setting, got 3; did you mean engine.capacity?"),
     ("group_per_round: 3", "group_per_round: is no known setting, got 3; did you mean groups_per_round?"),
     ("engine: {capacity: 0}", "engine.capacity: must be a whole number of 1 to 1,000,000, got 0; change it"),
-    ("engine: {capacity: 1.5}", "engine.capacity: must be a valid integer, got a number with a fractional part, got 1.5; "),
+    ("engine: {capacity: 1.5}", "engine.capacity: must be a valid integer, got 1.5; "),
     ("engine: {step_s: -1}", "engine.step_s: must be a number above 0 and at most 1,000,000,000, got -1.0; change it"),
     ("engine: {step_s: 0}", "engine.step_s: must be a number above 0 and at most 1,000,000,000, got 0.0; change it"),
     ("engine: {step_s: .inf}", "engine.step_s: must be a finite number, got inf; "),

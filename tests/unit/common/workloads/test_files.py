@@ -34,6 +34,8 @@ def refused(content: bytes, folder: Path) -> str:
         (b'{"question": "a", "answer": "1"', "Expecting"),
         (b'{"question": "a", "question": "b"}', "the key question stands twice"),
         (b'{"a": {"b": 1, "b": 2}}', "the key b stands twice"),
+        (b'{"question": "a", "answer": 1e999}', "1e999 is too large for a number"),
+        (b'{"a": {"b": [-1.5e400]}}', "-1.5e400 is too large for a number"),
         (b'["a", "1"]', "write {...} with its fields"),
         (b"\xff\xfe{}", "is not UTF-8"),
         (b"[" * 100_000, "recursion"),

@@ -1,5 +1,7 @@
 """Your own rows: fields by name, and broken ones named with their line."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import pytest
 
 from common.config_workload import WorkloadConfig
 from common.errors import DataError
+from common.workloads import jsonl
+from common.workloads.records import BadGold, Record
 from common.workloads.rows import Row
 from common.workloads.source import read_rows
 from tests.workload_lab import write_lines
@@ -38,6 +42,9 @@ def rows_of(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[R
         ({"question": "a", "answer": True}, "answer must be text or a number, got True"),
         ({"question": "a\ud800", "answer": "1"}, "question must be Unicode text"),
         ({"question": ["x" * 9999], "answer": "1"}, "question must be text or a number"),
+        ({"question": "a", "answer": "1\ud800"}, "answer must be Unicode text"),
+        ({"question": "a", "answer": "1", "more": [{"b": "\ud800"}]}, "must be plain JSON, got "),
+        ({"question": "a", "answer": "1", "\udc00": 1}, "must be plain JSON, got "),
     ],
 )
 def test_a_broken_row_names_its_line_and_its_field(row: dict[str, Any], rule: str, tmp_path: Path) -> None:
@@ -66,3 +73,12 @@ def test_other_fields_can_be_named(tmp_path: Path) -> None:
 def test_the_kind_of_answer_travels_with_the_task_and_numbers_are_the_default(tmp_path: Path) -> None:
     assert "answer_kind" not in rows_of([GOOD], tmp_path)[0].task
     assert rows_of([GOOD], tmp_path, answer_kind="math")[0].task["answer_kind"] == "math"
+
+
+def test_an_infinite_number_of_a_data_set_is_refused_wherever_it_stands_in_the_row() -> None:
+    for value in (math.inf, math.nan):
+        record = Record(place="data[3]", values={**GOOD, "more": {"a": [value]}}, config=WorkloadConfig(name="jsonl", path="x"))
+        with pytest.raises(DataError, match=r"^data\[3\]: must be plain JSON, got .*; repair the row "):
+            jsonl.SCHEMA.read(record)
+        with pytest.raises(BadGold, match=r"^data\[3\]: answer must be text or a number"):
+            jsonl.SCHEMA.read(replace(record, values={"question": "a", "answer": value}))

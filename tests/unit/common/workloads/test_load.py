@@ -13,7 +13,7 @@ from common.errors import ConfigError, DataError
 from common.records import Verdict
 from common.rewards.scorers import score
 from common.workloads.load import Workload, load_problems, overlap
-from tests.workload_lab import Letters, agieval, ar_lsat, ar_question, scibench, write_lines
+from tests.workload_lab import Letters, agieval, ar_lsat, ar_question, olympiad, scibench, write_lines
 from tests.workload_lab import load as load_rows
 
 
@@ -190,7 +190,17 @@ def test_a_share_that_leaves_nothing_is_an_error(tmp_path: Path) -> None:
 def test_the_same_problems_are_found_in_two_files_whatever_their_prompts(tmp_path: Path) -> None:
     train = load(MANY[:20], tmp_path, prompt_template="{question} Answer:")
     assert overlap(train, load(MANY[15:30], tmp_path)) == 5
-    assert overlap(train, load([row(" Question  3? ", "3"), row("Question 4?", "5")], tmp_path)) == 1
+    again = load([row(" Question  3? ", "3"), row("Question 4?", "5"), row("Question 99?", "3")], tmp_path)
+    assert overlap(train, again) == 2
+
+
+@pytest.mark.parametrize(("one", "other"), [("#### 2,125", "#### 2125"), ("$18", "18"), ("1.0", "1")])
+def test_a_question_is_the_same_however_its_answer_is_written(one: str, other: str, tmp_path: Path) -> None:
+    """Repeats go by question and answer, and what training and evaluation share by the question alone."""
+    first, second = (load([row("Eggs?", answer)], tmp_path) for answer in (one, other))
+    assert overlap(first, second) == overlap(second, first) == 1
+    assert first.problems[0].question_hash == second.problems[0].question_hash != ""
+    assert first.problems[0].content_hash != second.problems[0].content_hash
 
 
 def test_where_keeps_rows_by_value_and_counts_the_rest(tmp_path: Path) -> None:
@@ -199,6 +209,24 @@ def test_where_keeps_rows_by_value_and_counts_the_rest(tmp_path: Path) -> None:
     assert questions(workload) == ["q1a", "q3a"]
     assert workload.left_out == {"level is not in workload.where.level": 2, "topic is not in workload.where.topic": 2}
     assert len(workload.problems) + sum(workload.left_out.values()) == workload.num_rows == 6
+
+
+def test_where_compares_numbers_and_booleans_as_such(tmp_path: Path) -> None:
+    values = [(True, 5), (False, 5.0), (1, "5"), ("true", 5.5), (None, 4)]
+    rows = [{**row(f"q{number}"), "flag": flag, "level": level} for number, (flag, level) in enumerate(values)]
+
+    def kept(where: dict[str, Any]) -> list[str]:
+        config = validate(WorkloadConfig, {"name": "jsonl", "path": str(tmp_path / "rows.jsonl"), "where": where})
+        return questions(load_problems(config, Letters()))
+
+    write_lines(tmp_path / "rows.jsonl", rows)
+    assert kept({"flag": [True]}) == ["q0", "q3"]
+    assert kept({"flag": [False]}) == ["q1"]
+    assert kept({"flag": [1]}) == ["q2"]
+    assert kept({"level": [5.0]}) == kept({"level": [5]}) == kept({"level": ["5"]}) == ["q0", "q1", "q2"]
+    assert kept({"level": [5.5]}) == ["q3"]
+    with pytest.raises(DataError, match=r"^workload\.where\.level: must be the value of a row, got 5\.25; "):
+        kept({"level": [5.25]})
 
 
 def test_a_misspelt_value_or_field_of_where_is_an_error(tmp_path: Path) -> None:
@@ -244,6 +272,72 @@ def test_two_answers_to_one_question_are_one_problem_and_agieval_s_answer_wins(t
     assert workload.num_duplicates == 1
     assert workload.left_out == {"another row has the same question with another answer": 1}
     assert any("another answer (" in note and "rows.jsonl:1.questions[0]" in note for note in workload.notes)
+
+
+def test_the_same_question_about_another_passage_is_another_problem(tmp_path: Path) -> None:
+    rows = [agieval(), {**agieval(), "passage": "Five stand in a queue."}, {**agieval(label="C"), "passage": "Six run."}]
+    workload = load_rows("lsat_ar", rows, tmp_path)
+    assert (len(workload.problems), workload.num_duplicates, workload.left_out) == (3, 0, {})
+    assert overlap(workload, load_rows("lsat_ar", [{**agieval(), "passage": "Seven."}], tmp_path)) == 0
+
+
+NO_GOLD: list[tuple[str, dict[str, Any], str]] = [
+    ("lsat_ar", agieval(), "label"),
+    ("sci_xw", scibench(), "answer_number"),
+    ("olyphys", olympiad("1"), "final_answer"),
+    ("gsm8k", row("a", "#### 1"), "answer"),
+    ("math500", {"problem": "a", "answer": "1"}, "answer"),
+    ("jsonl", row("a"), "answer"),
+]
+
+
+@pytest.mark.parametrize("is_null", [True, False])
+@pytest.mark.parametrize(("name", "good", "field"), NO_GOLD, ids=[name for name, _, _ in NO_GOLD])
+def test_a_missing_gold_is_a_bad_gold(name: str, good: dict[str, Any], field: str, is_null: bool, tmp_path: Path) -> None:
+    bad = {**good, field: None} if is_null else {key: value for key, value in good.items() if key != field}
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: .*{field}.*, or set workload\.on_bad_gold=skip"):
+        load_rows(name, [good, bad], tmp_path)
+    workload = load_rows(name, [good, bad], tmp_path, on_bad_gold="skip")
+    assert (len(workload.problems), workload.num_bad_golds) == (1, 1)
+
+
+@pytest.mark.parametrize("is_null", [True, False])
+def test_a_question_of_a_passage_without_an_answer_names_the_answer(is_null: bool, tmp_path: Path) -> None:
+    bad = ar_question("Who sits last?")
+    bad = {**bad, "answer": None} if is_null else {key: value for key, value in bad.items() if key != "answer"}
+    rows = [ar_lsat(ar_question(), bad)]
+    with pytest.raises(DataError, match=r"questions\[1\]: (must have the field )?answer.*workload\.on_bad_gold=skip") as caught:
+        load_rows("lsat_ar", rows, tmp_path)
+    assert "label" not in str(caught.value).partition(", got")[0]
+    assert load_rows("lsat_ar", rows, tmp_path, on_bad_gold="skip").num_bad_golds == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "field"),
+    [
+        ("sci_xw", scibench(unit="$10^{99999}$"), "unit"),
+        ("sci_xw", scibench(unit=" 10^ {-999999999} \\mathrm{~J}"), "unit"),
+        ("sci_xw", scibench(unit="$10^{" + "9" * 5000 + "}$"), "unit"),
+        ("sci_xw", scibench(unit="$\\mathrm{10}^{401}$"), "unit"),
+        ("sci_xw", scibench("1e999"), "answer_number"),
+        ("gsm8k", row("b", "#### 1e999"), "answer"),
+        ("gsm8k", row("b", "#### 1e-999"), "answer"),
+    ],
+)
+def test_a_power_of_ten_without_bound_is_a_bad_gold(name: str, bad: dict[str, Any], field: str, tmp_path: Path) -> None:
+    good = row("a", "#### 1") if name == "gsm8k" else scibench("2", "$10^{400}$", problem_text="a")
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: {field} must .*workload\.on_bad_gold=skip"):
+        load_rows(name, [good, bad], tmp_path)
+    assert load_rows(name, [good, bad], tmp_path, on_bad_gold="skip").num_bad_golds == 1
+
+
+def test_a_directory_of_several_kinds_is_told_how_to_name_one(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"GT": "x=1"}])
+    config = WorkloadConfig(name="gsm8k", path=str(tmp_path))
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:1: must have the field question, .* or one file of the directory in workload\.path"
+    ):
+        load_problems(config, Letters())
 
 
 def test_other_names_of_fields_can_be_given(tmp_path: Path) -> None:

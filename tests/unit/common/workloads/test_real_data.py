@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from common.config_workload import WorkloadConfig
+from common.errors import DataError
 from common.workloads.load import Workload, load_problems, overlap
 from tests.workload_lab import Letters
 
@@ -51,12 +52,17 @@ def test_agieval_and_ar_lsat_share_all_questions_and_differ_in_one_answer(data_d
     agieval = load("lsat_ar", data_dir / "lsat_ar" / "agieval_v1_lsat-ar.jsonl")
     test = load("lsat_ar", data_dir / "lsat_ar" / "ar_lsat_AR_TestData.json")
     train = load("lsat_ar", data_dir / "lsat_ar" / "ar_lsat_AR_TrainingData.json")
-    assert (overlap(agieval, test), overlap(train, test)) == (229, 0)
+    assert (overlap(agieval, test), overlap(test, agieval), overlap(train, test)) == (230, 230, 0)
     assert Counter(problem.task["gold"] for problem in agieval.problems) == {"A": 53, "B": 41, "C": 47, "D": 45, "E": 44}
     (only_agieval,) = {p.content_hash for p in agieval.problems} - {p.content_hash for p in test.problems}
     (kept,) = [p for p in load("lsat_ar", data_dir / "lsat_ar").problems if p.content_hash == only_agieval]
     assert "Jackson is the only witness scheduled to testify on Monday" in kept.prompt
     assert kept.task["gold"] == "B"
+
+
+def test_a_directory_with_a_file_of_another_kind_is_an_error_that_says_how_to_name_one_file(data_dir: Path) -> None:
+    with pytest.raises(DataError, match=r"scoring_examples\.json\[0\]: .* or one file of the directory in workload\.path"):
+        load("olyphys", data_dir / "olyphys")
 
 
 def test_scibench_golds_are_answer_times_power_exactly(data_dir: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_passage_has_many_questions_and_some_have_four_options(tmp_path: Path)
         ({**agieval(), "options": ["a", ""]}, "rows.jsonl:1: options must be a list of texts, got ['a', '']"),
         ({"question": "a", "options": ["a", "b"], "label": "A"}, "rows.jsonl:1: must have the field passage"),
         (ar_lsat(), "rows.jsonl:1: questions must be a list of questions, got []"),
+        ({**ar_lsat(), "questions": None}, "rows.jsonl:1: questions must be a list of questions, got None"),
         (ar_lsat("a"), "rows.jsonl:1.questions[0]: must be one JSON object, got 'a'"),  # type: ignore[arg-type]
         (
             ar_lsat(ar_question(), ar_question(answer="E", options=["a", "b", "c", "d"])),
