@@ -27,12 +27,13 @@ def texts(text: str) -> list[str] | None:
     signs = re.findall(_RELATION, text)
     if len(signs) != len(parts) - 1:
         return None  # relations in brackets
-    if parts[0] == "" or numbers.is_symbol(parts[0]):
+    is_named = numbers.is_symbol(parts[0])
+    if parts[0] == "" or is_named:
         parts, signs = parts[1:], signs[1:]
     is_rounding = [_APPROXIMATE.fullmatch(sign) is not None for sign in signs]
     if any(is_rounding[:-1]):
         return None
-    while len(parts) > 1 and is_formula(parts[0]) and value(parts[-1]) is not None:
+    while is_named and len(parts) > 1 and is_formula(parts[0]) and value(parts[-1]) is not None:
         parts = parts[1:]
     if len(parts) == 1:
         return parts

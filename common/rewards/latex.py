@@ -40,7 +40,7 @@ _RULES = tuple(
             r"\\[()\[\]]|\$|\\\$|\\(?:textdollar|dollar|pounds|euro)(?![a-zA-Z])",
             " ",
         ),  # delimiters of mathematics, and dollars, which are a unit
-        (r"\\!|\\(?:displaystyle|textstyle|limits|nolimits|boldmath|rm|bf)(?![a-zA-Z])", ""),
+        (r"\\!|\\(?:displaystyle|textstyle|limits|nolimits|boldmath|rm|bf|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?", ""),
         (r"\\[,;:> ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\})(?![a-zA-Z])|[\s\u00a0\u2000-\u200a\u202f\u205f\u3000]", " "),
         (r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
@@ -53,7 +53,10 @@ _RULES = tuple(
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])", "|"),
-        (r"\\(?:degree|degrees)(?![a-zA-Z])|\^\s*\\circ(?![a-zA-Z])|\{\s*\}\s*\^\s*\{\s*\\circ\s*\}", r"^{\\circ}"),
+        (
+            r"\\(?:degree|degrees)(?![a-zA-Z])|(?:\{\s*\}\s*)?\^\s*\\circ(?![a-zA-Z])|\{\s*\}\s*\^\s*\{\s*\\circ\s*\}",
+            r"^{\\circ}",
+        ),
         (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))", "'"),
         (r"\\var(epsilon|phi|theta|rho|sigma|kappa|pi)(?![a-zA-Z])", r"\\\1"),
         (r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)|math(?:rm|bf|it|sf|tt|bb|cal)|boldsymbol|bm|mbox|hbox|emph)\s*\{", r"\\text{"),

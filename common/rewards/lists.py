@@ -125,17 +125,21 @@ class Matcher:
         if len(wanted) == 1 or (name is not None and answer_name is not None):
             is_name_fine = len(wanted) == 1 or name == answer_name
             known, parts = wanted[1:] or wanted, given[1:] if answer_name else given
-            return is_name_fine and self.is_same(last, answer_last, tolerance) and self._is_chain(known, parts, tolerance)
+            return (
+                is_name_fine
+                and self.is_same(last, answer_last, tolerance)
+                and self._is_chain(known, parts, tolerance, is_named=answer_name is not None)
+            )
         return len(wanted) == len(given) == 2 and expressions.proportional(
             (wanted[0], wanted[1]), (given[0], given[1]), is_positive=self._is_positive
         )
 
-    def _is_chain(self, golds: Sequence[str], parts: Sequence[str], tolerance: Tolerance) -> bool:
-        """Whether all parts before the last say what the gold says (`x = 3 = 4` says two things), or nothing."""
+    def _is_chain(self, golds: Sequence[str], parts: Sequence[str], tolerance: Tolerance, *, is_named: bool) -> bool:
+        """Whether all parts before the last say what the gold says (`x = 3 = 4` says two things), or nothing (after a name)."""
         is_value = expressions.value(golds[-1]) is not None
         return all(
             any(self.is_same(gold, part, tolerance) for gold in golds)
-            or (is_value and (chains.is_formula(part) or chains.is_rounded(part, parts[-1])))
+            or (is_value and ((is_named and chains.is_formula(part)) or chains.is_rounded(part, parts[-1])))
             for part in parts[:-1]
         )
 

@@ -40,11 +40,11 @@ _LEAD = re.compile(
 RELATION = r"=|\\(?:approx|simeq|equiv)(?![a-zA-Z])"
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
 _COMMANDS = "|".join([*_GREEK.split(), *_GREEK.title().split(), "hbar", "ell", "angle", "triangle", "nabla", "partial", "infty"])
-_NAME = rf"(?:[A-Za-z]|\\(?:{_COMMANDS})(?![a-zA-Z])|\\(?:text|operatorname)\{{[A-Za-z' .-]*\}}|[A-Za-z]{{3,}})"
+_NAME = rf"(?:[A-Z]{{2}}|[A-Za-z]|\\(?:{_COMMANDS})(?![a-zA-Z])|\\(?:text|operatorname)\{{[A-Za-z' .-]*\}}|[A-Za-z]{{3,}})"
 _SCRIPT = r"(?:\s*[_^]\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[A-Za-z*]+|\d)|')"
 _SYMBOL = re.compile(
     rf"\|?\s*(?:\\(?:Delta|delta|vec|bar|hat|dot|ddot|tilde|overline|angle)\s*)?\{{?{_NAME}\}}?{_SCRIPT}*(?:\s*\([^=]*\))?\s*\|?"
-    r"|\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}|(?:\\Delta\s*)(?:[A-Za-z]|\\[a-zA-Z]+)[^=+*/-]{0,20}|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
+    r"|m?\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}|(?:\\Delta\s*)(?:[A-Za-z]|\\[a-zA-Z]+)[^=+*/-]{0,20}|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
 )
 
 _FACTOR = re.compile(r"^[^a-zA-Z\\]*(?:\\frac(?:\{[^{}]*\}){2})?(?:\\times *10\^\{[-\d]*\})? *(?![eE][-+]?\d)[a-zA-Z]")

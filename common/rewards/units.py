@@ -103,6 +103,8 @@ def _fits(token: re.Match[str], is_apart: bool, before: str, raised: str) -> boo
     if word := token["word"]:
         if word.lower() == "and" and before == "word":
             return _AND.match(token.string, token.end()) is not None  # boys and girls
+        if word == "a" and before == "word":
+            return _AND.match(token.string, token.end()) is not None  # hours a day
         return word in _SHORT or (len(word) > 2 and not is_refused(word) and (is_apart or before != ""))
     if token["digit"]:
         return raised in _RAISED

@@ -10,7 +10,7 @@ _COLOURED = re.compile(r"(?:\\(?:text)?color\s*\{\w+\}\s*\{(.*)\}|\{\s*\\color\s
 _LINE = re.compile(r"\\begin\{(aligned|align\*?|split|gathered)\}((?:(?!\\\\|\\begin).)*)\\end\{\1\}", re.DOTALL)
 _LEAD = re.compile(r"(?:\\therefore(?![a-zA-Z])|\\implies(?![a-zA-Z])|\\Rightarrow(?![a-zA-Z])|\\,|\s|\\text\s*\{[\s$\\]*\})+")
 _ABOUT = re.compile(r"(?:\\text\s*\{\s*(?:approximately|about|approx\.?|roughly)\s*\})\s*")
-_LABEL = re.compile(r"(?:\\text(?:bf|rm)?\s*\{\s*([a-zA-Z ]{2,40}):\s*\}|([a-zA-Z]{2}[a-zA-Z ]{0,38}):(?=\s*[^\s:]))\s*")
+_LABEL = re.compile(r"(?:\\text(?:bf|rm)?\s*\{\s*([a-zA-Z ]{2,40})(?::|\bis)\s*\}|([a-zA-Z]{2}[a-zA-Z ]{0,38}):(?=\s*[^\s:]))\s*")
 _MAX_LAYERS = 20
 
 
