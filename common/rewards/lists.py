@@ -30,6 +30,7 @@ _ORDER = r"\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>]"
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _OPENING = re.compile(r"\(|\[|\\langle(?![a-zA-Z])")
 _CLOSING = re.compile(r"(?:\)|\]|\\rangle)$")
+_NAMES = re.compile(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)")  # (x,y) = (1,2)
 _CLOSERS = {"(": ")]", "[": ")]", r"\langle": (r"\rangle",)}
 
 
@@ -195,7 +196,8 @@ def _both_signs(text: str) -> list[str]:
 def _named(text: str, relation: str) -> tuple[str | None, str]:
     """The symbol left of the first relation, if it is one symbol, spelled in one way, and what stands right of the last."""
     parts = latex.cut(text, relation)
-    if len(parts) < 2 or not numbers.is_symbol(parts[0]):
+    is_tuple = len(parts) > 1 and _NAMES.fullmatch(parts[0]) is not None and _bracketed(parts[-1]) is not None
+    if len(parts) < 2 or not (is_tuple or numbers.is_symbol(parts[0])):
         return None, parts[-1]
     return re.sub(r"\\text\{([^{}]*)\}|[{}\s]", r"\1", latex.compact(parts[0])), parts[-1]
 

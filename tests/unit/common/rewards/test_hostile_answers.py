@@ -249,11 +249,17 @@ def test_science(gold: str, answer: str) -> None:
         (r"x+1", r"\mathbf{x+1}"),
         (r"\text{June 20}", r"\text{June 20}"),
         (r"\text{June 20}", r"\textbf{June 20}"),
+        ("(1,2)", "(x,y) = (1,2)"),
         ("2x", r"y = x + x = 2x"),
     ],
 )
 def test_expressions(gold: str, answer: str) -> None:
     assert status("math500", gold, answer) == Verdict.OK
+
+
+@pytest.mark.parametrize("answer", ["(x,y) = (2,1)", "(x,y) = (1,2) = (2,1)", "(x,y) = (2,1) = (1,2)", "(2,1) = (1,2)", "(x,y)"])
+def test_a_tuple_with_names(answer: str) -> None:
+    assert status("math500", "(1,2)", answer) == Verdict.WRONG
 
 
 @pytest.mark.parametrize("answer", [r"G\text{ or H}", r"G\text{ units}\text{ or so}", r"G = H = 2", r"x = H = G"])
