@@ -7,6 +7,7 @@ import pytest
 
 from common.records import Verdict
 from common.rewards.checkers import check, gold_fault
+from common.rewards.values import Unreadable, parse
 
 CHOICES = ["one", "two", "two boys and a girl", "four", "five of the six"]
 
@@ -22,6 +23,12 @@ NUMBERS = ("gsm8k", "sci_xw", "math500")
 @pytest.mark.parametrize("answer", ["⑤", "❶", "\u1369", "x = ⑤", "5⑤", "²", r"\frac{⑤}{1}", "⑤!", "௰", "Ⅴ"])
 def test_odd_digits_are_wrong(workload: str, answer: str) -> None:
     assert status(workload, "C" if workload == "lsat_ar" else "5", answer) == Verdict.WRONG
+
+
+@pytest.mark.parametrize("text", ["⑤", "\u1369", "x⑤"])
+def test_odd_digits_are_unreadable(text: str) -> None:
+    with pytest.raises(Unreadable):
+        parse(text)
 
 
 def test_a_failure_of_the_library_is_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
