@@ -240,7 +240,7 @@ def _hedges(task: Task) -> Iterator[str]:
         forms = ("{0} and {1}", "{0} or {1}", "{0}, {1}", "{0}{1}", "not {0}", "{0} but not {1}", "({0}) ({1})")
         yield from (boxed(form.format(task["gold"], other)) for form in forms)
     elif len(items(latex.plain(text(task)))) == 1:
-        forms = ("{0} or 7391", "{0}, 7391", "7391, {0}", r"{0} \text{{ or }} 7391", "not {0}", r"{0} \pm 7391", "x = {0} = 7391")
+        forms = ("{0} or 7391", "{0}, 7391", "7391, {0}", r"{0} \text{{ or }} 7391", "not {0}", r"{0} \pm {0}", "x = {0} = 7391")
         yield from (boxed(form.format(text(task))) for form in forms)
 
 

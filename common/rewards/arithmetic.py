@@ -9,6 +9,7 @@ import mpmath
 
 from common.rewards.values import DIGITS, MAX_BITS, MAX_POWER, Unreadable
 
+MIN_GAMMA = -1000  # of a factorial: below, its time grows with the argument
 CONTEXT = mpmath.MPContext()
 CONTEXT.dps = DIGITS
 
@@ -84,7 +85,7 @@ def _root(value: Any, degree: Any) -> Any:
 
 
 def _factorial(value: Any) -> Any:
-    if abs(value) > MAX_POWER:
+    if abs(value) > MAX_POWER or _real(value) < MIN_GAMMA:
         raise Unreadable("a factorial is too large")
     if isinstance(value, int) and 0 <= value < 1000:
         return math.factorial(value)
@@ -94,7 +95,7 @@ def _factorial(value: Any) -> Any:
 def _binomial(top: Any, bottom: Any) -> Any:
     if isinstance(top, int) and isinstance(bottom, int) and 0 <= bottom <= top < 1000:
         return math.comb(top, bottom)
-    if max(abs(top), abs(bottom)) > MAX_POWER:
+    if max(abs(top), abs(bottom)) > MAX_POWER or min(_real(top), _real(bottom), _real(top) - _real(bottom)) < MIN_GAMMA:
         raise Unreadable("a binomial is too large")
     return CONTEXT.binomial(inexact(top), inexact(bottom))
 

@@ -19,13 +19,14 @@ from fractions import Fraction
 from typing import Any
 
 from common.records import Verdict
-from common.rewards import answers, expressions, latex, letters, numbers
+from common.rewards import answers, chains, expressions, latex, letters, numbers, wrappers
 from common.rewards.lists import Matcher, Tolerance, items
 
 CHECKED = frozenset(("lsat_ar", "sci_xw", "sci_jl", "olyphys", "gsm8k", "math500"))
 SCI_TOLERANCE = Fraction(5, 100)
 MAX_CHARACTERS = 500  # of an answer; a longer one is no answer to any of these questions
 SHOWN_CHARACTERS = 200  # of an answer in the verdict
+_MEASURED = re.compile(r"((?:[^=]*=)?\s*\(?\s*)(-?[\d.]+)\s*\\pm\s*([\d.]+)(.*)", re.DOTALL)
 _KINDS = {"lsat_ar": "letter", "sci_xw": "number", "sci_jl": "number", "gsm8k": "number", "math500": "math", "olyphys": "math"}
 
 Fields = dict[str, Any]
@@ -33,6 +34,15 @@ Fields = dict[str, Any]
 
 def check(task: dict[str, Any], response: str) -> Fields:
     """`reward`, `status`, `extracted` and `reason` of one response. Raises nothing for any response but MemoryError."""
+    try:
+        return _checked(task, response)
+    except RecursionError:
+        return _fields(False, "", "the answer is nested too deeply")
+    except (ValueError, ArithmeticError) as error:
+        return _fields(False, "", f"the answer cannot be read: {_short(str(error), 60)}")
+
+
+def _checked(task: dict[str, Any], response: str) -> Fields:
     gold = task["gold"]
     kind = _kind(task)
     if task["workload"] == "jsonl" and kind == "number":
@@ -45,20 +55,25 @@ def check(task: dict[str, Any], response: str) -> Fields:
     if not boxes or not boxes[-1].strip():
         return _no_answer(_why_none(text, boxes, pattern))
     answer = boxes[-1].strip()
-    if len(answer) > MAX_CHARACTERS and answer != gold:
+    is_written = isinstance(gold, str) and answer == gold.strip()
+    if len(answer) > MAX_CHARACTERS and not is_written:
         return _fields(False, answer, f"the answer has {len(answer)} characters, more than {MAX_CHARACTERS}")
-    try:
-        if kind == "letter":
-            return _letter(task, answer)
-        if kind == "number":
-            return _number(task, answer)
-        return _math(task, answer, boxes)
-    except RecursionError:
-        return _fields(False, answer, "the answer is nested too deeply")
+    if kind == "letter":
+        return _letter(task, answer)
+    if is_written:
+        return _fields(True, answer, _comparison(answer, gold, None, True))
+    return _number(task, answer) if kind == "number" else _math(task, answer, boxes)
 
 
 def gold_fault(task: dict[str, Any]) -> str | None:
     """What is wrong with the gold, its unit or its tolerance, in a few words; None where they are fine. Cheap."""
+    try:
+        return _fault(task)
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        return f"the answer, its unit or its tolerance cannot be read: {_short(str(error), 60)}"
+
+
+def _fault(task: dict[str, Any]) -> str | None:
     gold = task.get("gold")
     kind = _kind(task)
     texts: list[Any] = gold if isinstance(gold, list) and kind == "math" else [gold]
@@ -66,6 +81,12 @@ def gold_fault(task: dict[str, Any]) -> str | None:
         return "the answer is empty or no text"
     if not isinstance(task.get("unit") or "", str):
         return "the unit is no text"
+    try:
+        numbers.power_of_ten(task.get("unit") or "")
+    except ValueError as error:
+        return f"the unit {error}"
+    if kind != "letter" and not all(latex.is_balanced(f"{{{text}}}") for text in texts):
+        return "the answer's braces are not balanced"
     fault = {"letter": _letter_fault, "number": _number_fault, "math": _math_fault}[kind](texts, task)
     if fault is None and task.get("tolerance") is not None:
         try:
@@ -89,7 +110,8 @@ def _number_fault(texts: Sequence[str], task: dict[str, Any]) -> str | None:
 def _math_fault(texts: Sequence[str], task: dict[str, Any]) -> str | None:
     if any(len(text) > MAX_CHARACTERS for text in texts):
         return f"the answer has more than {MAX_CHARACTERS} characters"
-    return None if all(latex.is_balanced(text) for text in texts) else "the answer's braces are not balanced"
+    is_empty = not all(latex.compact(part) for text in texts for part in items(latex.plain(text)) or [""])
+    return "the answer is empty" if is_empty else None
 
 
 def _kind(task: dict[str, Any]) -> str:
@@ -109,25 +131,36 @@ def _number(task: dict[str, Any], answer: str) -> Fields:
     is_science = task["workload"].startswith("sci_")
     tolerance = _tolerances(task, 1)[0] or (SCI_TOLERANCE if is_science else None)
     unit = task.get("unit") or ""
-    given = numbers.read(answer) or numbers.read(_without_unit(answer, unit)) or _valued(answer)
-    if gold is None or given is None:
-        return _fields(answer == task["gold"], answer, "the answer is not one number")
+    given = _numbers(answer, unit, is_science=is_science)
+    if gold is None or not given:
+        return _fields(False, answer, "the answer is not one number")
     if "%" in unit:
         gold = numbers.Number(gold.value, True, gold.digits)
     power = numbers.power_of_ten(unit) if is_science else 0
     golds = [gold] if power == 0 else [gold, numbers.Number(gold.value / Fraction(10) ** power, digits=gold.digits)]
-    is_right = any(numbers.same(one, given, tolerance) for one in golds)
+    is_right = any(numbers.same(one, number, tolerance) for one in golds for number in given)
     return _fields(is_right, answer, _comparison(answer, task["gold"], tolerance, is_right))
 
 
-def _valued(answer: str) -> numbers.Number | None:
-    r"""The value of an expression (`\sqrt{2}`, `2+3`, `x = 2+3 = 5`)."""
-    parts = latex.cut(latex.unwrap(latex.plain(answer)), "=")
-    found = [expressions.value(part) for part in parts[len(parts) > 1 and numbers.is_symbol(parts[0]) :]]
-    last = found[-1]
-    if last is None or any(value is None or abs(value - last) > abs(last) / 100 for value in found):
-        return None  # `2x = 10`, `5 = 6`
-    return numbers.Number(last)
+def _numbers(answer: str, unit: str, *, is_science: bool) -> list[numbers.Number]:
+    """What the answer says: one number; two where it gives an exact one and the rounded (`\\frac{22}{7} \\approx 3.14`)."""
+    for text in dict.fromkeys((answer, _without_unit(answer, unit), wrappers.bare(answer))):
+        if number := numbers.read(text):
+            return [number]
+    text = latex.unwrap(latex.plain(wrappers.bare(answer)))
+    if is_science:
+        text = _without_error(text)
+    return [number for part in chains.texts(text) or () if (number := chains.value(part))]
+
+
+def _without_error(text: str) -> str:
+    r"""`3.2 \pm 0.1` without the error, where that is smaller than the tolerance of the sciences is wide."""
+    match = _MEASURED.fullmatch(text)
+    if match is None:
+        return text
+    value, error = numbers.read_plain(match[2]), numbers.read_plain(match[3])
+    is_small = value and error and 0 < error.value <= SCI_TOLERANCE * abs(value.value)
+    return f"{match[1]}{match[2]}{match[4]}" if is_small else text
 
 
 def _without_unit(answer: str, unit: str) -> str:
@@ -157,7 +190,8 @@ def _math(task: dict[str, Any], answer: str, boxes: Sequence[str]) -> Fields:
         given = _joined(boxes, len(golds)) or given
     tolerances = _tolerances(task, len(golds))
     matcher = Matcher(is_positive=is_physics)
-    is_right = _matches(matcher, golds, given, tolerances, is_absolute=is_physics)
+    forms = [given] if wrappers.bare(answer) == answer else [given, items(latex.plain(wrappers.bare(answer)))]
+    is_right = any(_matches(matcher, golds, form, tolerances, is_absolute=is_physics) for form in forms)
     shown = (
         ", ".join(box.strip() for box in boxes[-len(golds) :])
         if is_physics and len(items(latex.plain(answer))) < len(given)

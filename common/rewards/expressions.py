@@ -20,7 +20,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from common.rewards import latex, numbers, values
+from common.rewards import latex, numbers, units, values
 from common.rewards.values import Node, Unreadable
 
 ERROR = 1e-12  # relative, of 30 digits
@@ -29,6 +29,10 @@ _BASED = re.compile(r"(?<![\^{\d.])\d+\s*_")
 _WORD = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?\.?")
 _LIBRARY = re.compile(r"\\(?:sum|prod|i*int|lim|max|min|gcd|lcm|det|begin|pmod|bmod|operatorname)(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_SCRIPT = re.compile(r"[_^]\s*(?:\\text)?\{(?:[^{}]|\{[^{}]*\})*\}")
+_OTHER_ENVIRONMENT = re.compile(r"\\begin\{(?![pbvBV]?matrix\}|array\})")
+_UNIT_WORD = re.compile(r"\s*\\text\{\s*[A-Za-z]{2}")
 _UNIT_END = re.compile(r"(?:[\d)}\]]|\\pi)\s*$")
 
 
@@ -45,8 +49,12 @@ def same(gold: str, answer: str, *, is_positive: bool = False, tolerance: Fracti
         return word == _word(answer, is_sure=True)
     wanted = _parsed(gold)
     if wanted is None or (_LIBRARY.search(answer) and _parsed(answer) is None):
-        return _by_library(gold, answer)
-    texts = dict.fromkeys([answer, without_unit(answer) if not values.symbols(wanted) else answer])
+        return not _extra_words(gold, without_unit(answer)) and _by_library(gold, without_unit(answer))
+    texts = [
+        text
+        for text in dict.fromkeys([answer, without_unit(answer, is_symbolic=bool(values.symbols(wanted)))])
+        if not _extra_words(gold, text)
+    ]
     return any(
         _agree(one, other, left, right, tolerance, is_positive)
         for one in _readings(gold)
@@ -57,24 +65,35 @@ def same(gold: str, answer: str, *, is_positive: bool = False, tolerance: Fracti
 
 def value(text: str) -> Fraction | None:
     """The real value of an expression without symbols; None where it has none or cannot be read. Cheap."""
-    node = _parsed(text) or _parsed(without_unit(text))
-    if node is None or values.symbols(node):
+    nodes = [node for one in (text, without_unit(text)) if (node := _parsed(one)) is not None and not values.symbols(node)]
+    if not nodes:
         return None
+    node = nodes[0]
     found = _at(node, {})
     if found is None or getattr(found, "imag", 0) != 0:
         return None
     if isinstance(found, int | Fraction):
         return Fraction(found)
-    return Fraction(str(found.real)) if abs(found.real) < 1e300 else None
+    return Fraction(str(found.real)) if found.real == 0 or 1e-300 < abs(found.real) < 1e300 else None
 
 
-def without_unit(text: str) -> str:
-    r"""`2\pi \text{ cm}` without its unit; the text itself where nothing after a factor reads as a unit."""
+def without_unit(text: str, *, is_symbolic: bool = False) -> str:
+    r"""`2\pi \text{ cm}` without its unit; the text itself where nothing after a factor reads as a unit.
+
+    `is_symbolic`: only a word in `\text` is one (`G\text{ units}`), as letters are factors.
+    """
     for match in re.finditer(r"\s+|(?=\\text\{)", text):
         head, tail = text[: match.start()], text[match.start() :]
-        if _UNIT_END.search(head) and tail.strip() and latex.is_balanced(head) and numbers.is_unit(tail):
+        is_after = bool(_UNIT_WORD.match(tail)) if is_symbolic else _UNIT_END.search(head) is not None
+        if is_after and head.strip() and tail.strip() and latex.is_balanced(head) and units.is_unit(tail):
             return head
     return text
+
+
+def _extra_words(gold: str, answer: str) -> set[str]:
+    r"""Words in `\text` that the answer alone has (`0 \text{ is false}`): no factors. Subscripts do not count."""
+    wanted, given = (set(_TEXT.findall(_SCRIPT.sub("", text))) for text in (gold, answer))
+    return {word for word in given - wanted if len(re.findall(r"\w", word)) > 1}
 
 
 def proportional(gold: tuple[str, str], answer: tuple[str, str], *, is_positive: bool = False, is_ordered: bool = False) -> bool:
@@ -204,6 +223,8 @@ def _by_library(gold: str, answer: str) -> bool:
     """What math-verify says, where it cannot be misled: it folds case, and it drops what it cannot read."""
     names = [set(_COMMAND.findall(text)) for text in (gold, answer)]
     letters = {name for found in names for name in found}
+    if _OTHER_ENVIRONMENT.search(gold + answer):
+        return False  # cases: right as written only
     if not _LIBRARY.search(gold + answer) or len({name.lower() for name in letters}) < len(letters):
         return False
     from math_verify import LatexExtractionConfig, parse, verify

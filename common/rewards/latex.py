@@ -18,7 +18,7 @@ _SIGNS = {
     **dict.fromkeys("εϵ", r"\epsilon "),
     "′": "'",
 }
-_COMMANDS = "×times ≤le ≥ge ≠ne ≈approx ∞infty ±pm ∪cup ∈in ℏhbar ⟨langle ⟩rangle µmu ϕphi"
+_COMMANDS = "∅emptyset ×times ≤le ≥ge ≠ne ≈approx ∞infty ±pm ∪cup ∈in ℏhbar ⟨langle ⟩rangle µmu ϕphi"
 _COMMANDS += " ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΦPhi ΨPsi ΩOmega ΩOmega"
 _COMMANDS += " αalpha βbeta γgamma δdelta ζzeta ηeta θtheta"
 _COMMANDS += " ιiota κkappa λlambda μmu νnu ξxi πpi ρrho σsigma τtau υupsilon φphi χchi ψpsi ωomega"
@@ -28,6 +28,7 @@ _SCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻₀₁₂₃₄₅₆
 _SUPERSCRIPT = re.compile("[⁺⁻⁰¹²³⁴-⁹]+")
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _ODD = re.compile(r"[^\x20-\x7e]")
+_OVERLAY = re.compile("[\u0334-\u0338\u20d0-\u20f0]")
 _WIDE = re.compile("[！-～]")
 
 _RULES = tuple(
@@ -35,22 +36,33 @@ _RULES = tuple(
     for pattern, replacement in [
         (r"\\\\(?=[a-zA-Z])", r"\\"),  # a doubled backslash before a command
         (r",\s*\\!\s*|\{\s*,\s*\}", ","),  # 10,\!080 and 1{,}000
-        (r"\\[()\[\]]|\$|\\\$", " "),  # delimiters of mathematics, and dollars, which are a unit
-        (r"\\!|\\(?:displaystyle|textstyle|limits|nolimits|boldmath|rm|bf)(?![a-zA-Z])", ""),
+        (
+            r"\\[()\[\]]|\$|\\\$|\\(?:textdollar|dollar|pounds|euro)(?![a-zA-Z])",
+            " ",
+        ),  # delimiters of mathematics, and dollars, which are a unit
+        (r"\\!|\\(?:displaystyle|textstyle|limits|nolimits|boldmath|rm|bf|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?", ""),
         (r"\\[,;:> ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\})(?![a-zA-Z])|[\s\u00a0\u2000-\u200a\u202f\u205f\u3000]", " "),
         (r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:leqslant|leqq|leq)(?![a-zA-Z])", r"\\le"),
         (r"\\(?:geqslant|geqq|geq)(?![a-zA-Z])", r"\\ge"),
-        (r"\\neq(?![a-zA-Z])", r"\\ne"),
+        (r"\\neq(?![a-zA-Z])|\\not\s*=", r"\\ne "),
+        (r">=", r"\\ge "),
+        (r"<=", r"\\le "),
+        (r"\\varnothing(?![a-zA-Z])|^\s*\\\{\s*\\\}\s*$", r"\\emptyset"),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])", "|"),
-        (r"\\(?:degree|degrees)(?![a-zA-Z])|\^\s*\\circ(?![a-zA-Z])|\{\s*\}\s*\^\s*\{\s*\\circ\s*\}", r"^{\\circ}"),
+        (
+            r"\\(?:degree|degrees)(?![a-zA-Z])|(?:\{\s*\}\s*)?\^\s*\\circ(?![a-zA-Z])|\{\s*\}\s*\^\s*\{\s*\\circ\s*\}",
+            r"^{\\circ}",
+        ),
         (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))", "'"),
         (r"\\var(epsilon|phi|theta|rho|sigma|kappa|pi)(?![a-zA-Z])", r"\\\1"),
         (r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)|math(?:rm|bf|it|sf|tt|bb|cal)|boldsymbol|bm|mbox|hbox|emph)\s*\{", r"\\text{"),
         (r"\\text\s+\{", r"\\text{"),
+        (r"(?<=\d)\s*\\text\{\s*[eE]\s*(-?\d+)\s*\}|(?<=\d)\s*\\text\{\s*[eE]\s*\}\s*\{(-?\d+)\}", r"e\1\2"),  # 1.6\text{e-19}
+        (r"(\\(?:cdot|times))\s*\{\s*\}", r"\1 "),
         (r"\\(?:colon|dots|ldots|cdots)(?![a-zA-Z])", " "),
         (r"\\%", "%"),
         (r"(?<=[\d)])\s*\*\*\s*(?=[-+(\d])", "^"),  # 10**-19
@@ -71,13 +83,18 @@ def plain(text: str) -> str:
         text = _SUPERSCRIPT.sub(lambda run: f"^{{{run[0].translate(_SCRIPTS)}}}", text)
         text = _SUBSCRIPT.sub(lambda run: f"_{{{run[0].translate(_SCRIPTS)}}}", text)
         text = _WIDE.sub(lambda sign: chr(ord(sign[0]) - 0xFEE0), text.translate(_TABLE))
-        text = "".join(sign for sign in text if unicodedata.category(sign) not in ("Cf", "Mn"))  # direction marks and the like
+        text = "".join(sign for sign in text if not _is_invisible(sign))  # direction marks and the like
     text = text.replace(r"\$", "$")
     if r"\begin" in text:
         text = text.replace("\\\\", r"\cr ")  # rows of a matrix: else its backslash would meet the space after it
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return _unended(text.strip().strip("*"))
+
+
+def _is_invisible(sign: str) -> bool:
+    """A direction mark, an accent; not what strikes out."""
+    return unicodedata.category(sign) in ("Cf", "Mn") and not _OVERLAY.match(sign)
 
 
 def _unended(text: str) -> str:

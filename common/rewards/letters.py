@@ -6,13 +6,18 @@ An answer that names two letters, or denies one (`A or B`, `AC`, `not C`, `C but
 import re
 from collections.abc import Sequence
 
-from common.rewards import latex
+from common.rewards import latex, units, wrappers
 
 LETTERS = "ABCDE"
 _PREFIX = re.compile(r"(?:the )?(?:(?:final |correct )?(?:answer|option|choice)(?: is)?)\s*:?\s*", re.IGNORECASE)
 _MARKED = re.compile(r"(?:\(\s*([A-Za-z])\s*\)|\[\s*([A-Za-z])\s*\]|([A-Za-z]))\s*(?:(?<=[)\]])|([.):])|$)\s*[.:]?\s*", re.DOTALL)
 _LABEL = re.compile(r"^\s*(?:\([A-Za-z]\)|[A-Za-z][).:](?= ))\s*")
 _SECOND = re.compile(r"(?<![A-Za-z'])(?:[B-Eb-e]|A(?! [a-z])|\([A-Ea-e]\))(?![A-Za-z'])")
+_LABELLED = re.compile(r"[(\[]?([A-Za-z])[)\]]?\s*(?:[-.:(]|\s-+)\s*(.+)", re.DOTALL)
+_OTHERS = frozenset(("also", "both", "either"))
+_ORDINAL = re.compile(
+    r"(?:the )?(?:first|second|third|fourth|fifth|last)(?: (?:one|option|choice|answer)\b.*)?\.?|.*\bof the above\b.*"
+)
 _HEDGE = re.compile(r"(?:or|and|but|not|nor|is|&|,|/|;)(?![a-z])", re.IGNORECASE)
 
 
@@ -25,6 +30,8 @@ def read(text: str, choices: Sequence[str] = ()) -> str | None:
         return letters[option]
     if prefix := _PREFIX.match(answer):
         answer = answer[prefix.end() :]
+    if choices and (labelled := _LABELLED.fullmatch(answer)) and _is_own_text(labelled[2], choices, labelled[1]):
+        return labelled[1].upper() if labelled[1].upper() in letters else None
     match = _MARKED.match(answer)
     if match is None:
         return None
@@ -36,11 +43,22 @@ def read(text: str, choices: Sequence[str] = ()) -> str | None:
 
 
 def _is_option_text(rest: str, choices: Sequence[str], index: int) -> bool:
-    """Whether what follows a letter agrees with it: its option's text, or where no option has it, words that name no other."""
-    option = _option(rest, choices)
-    if option is not None:
-        return option == index
-    return _HEDGE.match(rest) is None and _SECOND.search(rest) is None
+    """Whether what follows a letter agrees with it: its option's text, or where no option is known, words that name no other."""
+    if choices:
+        return _is_own_text(rest, choices, LETTERS[index])
+    words = set(re.findall(r"[a-z]+", rest.lower()))
+    is_denial = words & (units.DENIALS | _OTHERS) or _ORDINAL.fullmatch(rest.lower()) or "\\" in rest
+    return not is_denial and _HEDGE.match(rest) is None and _SECOND.search(rest) is None
+
+
+def _is_own_text(rest: str, choices: Sequence[str], letter: str) -> bool:
+    """All of the option's text, or its first words, three or more."""
+    index = LETTERS.find(letter.upper())
+    if not 0 <= index < len(choices) or ("\\" in rest and "\\" not in choices[index]):
+        return False
+    given = _words(rest)
+    texts = {_words(choices[index]), _words(_LABEL.sub("", choices[index]))}
+    return given != "" and any(text == given or (len(given.split()) >= 3 and text.startswith(given + " ")) for text in texts)
 
 
 def _option(text: str, choices: Sequence[str]) -> int | None:
@@ -56,5 +74,5 @@ def _words(text: str) -> str:
 
 def _unwrapped(text: str) -> str:
     r"""Without `\text{...}`, `\textbf{...}`, stars and dollar signs, wherever they stand."""
-    plain = latex.unwrap(latex.plain(text))
-    return " ".join(re.sub(r"\\text\{|[{}*\"]|\\[a-zA-Z]+", " ", plain).split()).rstrip(".")
+    plain = latex.unwrap(latex.plain(wrappers.bare(text)))
+    return " ".join(re.sub(r"\\(?:text|operatorname)\s*\{|[{}*\"]", " ", plain).split()).rstrip(".").strip("`'‘’“”")

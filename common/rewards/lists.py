@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from common.rewards import expressions, latex, numbers
+from common.rewards import chains, expressions, latex, numbers
 
 Tolerance = Fraction | None
 MAX_PARTS = 100  # of a list
@@ -30,6 +30,7 @@ _ORDER = r"\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>]"
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _OPENING = re.compile(r"\(|\[|\\langle(?![a-zA-Z])")
 _CLOSING = re.compile(r"(?:\)|\]|\\rangle)$")
+_NAMES = re.compile(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)")  # (x,y) = (1,2)
 _CLOSERS = {"(": ")]", "[": ")]", r"\langle": (r"\rangle",)}
 
 
@@ -83,12 +84,11 @@ class Matcher:
             return None
         if len(wanted) > 1:
             gold = wanted[-1]
-        if len(given) == 1 or given[0] == "" or numbers.is_symbol(given[0]):
-            return self.is_same(gold, given[-1], tolerance)
-        found = [expressions.value(latex.cut(part, _EQUAL)[-1]) for part in given]
-        if None in found or any(abs(one - found[0]) > abs(found[0]) / 100 for one in found):  # type: ignore[operator, arg-type]
-            return False
-        return any(self.is_same(gold, part, tolerance) for part in given)
+        if len(given) == 1:
+            return self.is_same(gold, answer, tolerance)
+        if len(given) == 2 and numbers.is_symbol(given[0]):
+            return self.is_same(gold, f"{given[0]} = {given[1]}", tolerance)
+        return any(self.is_same(gold, part, tolerance) for part in chains.texts(answer) or ())
 
     def _orders(self, gold: str, answer: str, tolerance: Tolerance) -> bool | None:
         wanted, given = _chain(gold), _chain(answer)
@@ -121,24 +121,28 @@ class Matcher:
         if len(wanted) == len(given) == 1:
             return None
         (name, last), (answer_name, answer_last) = _named(gold, _EQUAL), _named(answer, _EQUAL)
-        if len(given) > 2 and not self._is_chain(given[1:] if answer_name else given):
-            return False
         if len(given) == 1:
             return name is not None and self.is_same(last, answer, tolerance)
-        if len(wanted) == 1:
-            return self.is_same(gold, answer_last, tolerance) and (
-                answer_name is not None or self.is_same(gold, given[0], tolerance)
+        if len(wanted) == 1 or (name is not None and answer_name is not None):
+            is_name_fine = len(wanted) == 1 or name == answer_name
+            known, parts = wanted[1:] or wanted, given[1:] if answer_name else given
+            return (
+                is_name_fine
+                and self.is_same(last, answer_last, tolerance)
+                and self._is_chain(known, parts, tolerance, is_named=answer_name is not None)
             )
-        if name is not None and answer_name is not None:
-            return name == answer_name and self.is_same(last, answer_last, tolerance)
         return len(wanted) == len(given) == 2 and expressions.proportional(
             (wanted[0], wanted[1]), (given[0], given[1]), is_positive=self._is_positive
         )
 
-    def _is_chain(self, parts: Sequence[str]) -> bool:
-        """Whether those parts that are plain values agree: `x = 3 = 4` says two things."""
-        found = [one for part in parts if (one := expressions.value(part)) is not None]
-        return all(abs(one - found[-1]) <= abs(found[-1]) / 100 for one in found)
+    def _is_chain(self, golds: Sequence[str], parts: Sequence[str], tolerance: Tolerance, *, is_named: bool) -> bool:
+        """Whether all parts before the last say what the gold says (`x = 3 = 4` says two things), or nothing (after a name)."""
+        is_value = expressions.value(golds[-1]) is not None
+        return all(
+            any(self.is_same(gold, part, tolerance) for gold in golds)
+            or (is_value and ((is_named and chains.is_formula(part)) or chains.is_rounded(part, parts[-1])))
+            for part in parts[:-1]
+        )
 
     def _unions(self, gold: str, answer: str, tolerance: Tolerance) -> bool | None:
         wanted, given = latex.cut(gold, _UNION), latex.cut(answer, _UNION)
@@ -192,7 +196,8 @@ def _both_signs(text: str) -> list[str]:
 def _named(text: str, relation: str) -> tuple[str | None, str]:
     """The symbol left of the first relation, if it is one symbol, spelled in one way, and what stands right of the last."""
     parts = latex.cut(text, relation)
-    if len(parts) < 2 or not numbers.is_symbol(parts[0]):
+    is_tuple = len(parts) > 1 and _NAMES.fullmatch(parts[0]) is not None and _bracketed(parts[-1]) is not None
+    if len(parts) < 2 or not (is_tuple or numbers.is_symbol(parts[0])):
         return None, parts[-1]
     return re.sub(r"\\text\{([^{}]*)\}|[{}\s]", r"\1", latex.compact(parts[0])), parts[-1]
 

@@ -4,8 +4,7 @@ r"""Numbers as people and models write them, as exact values.
     read("1,000"), read(r"1{,}000"), read(r"1\,000"), read(r"\$1,000.00")                    the same number
     read("3 or 4"), read("3.2.1"), read("1,2,3"), read("3 - 5"), read("5x")                  None: not one number
 
-A unit after the number is left out, whatever it is: it is one where its words are known short ones (`m`, `kg`) or ordinary words
-(`dollars per hour`), and none of those that hedge, negate or count (`or`, `not`, `dozen`).
+A unit after the number is left out, whatever it is (`common.rewards.units`).
 """
 
 import functools
@@ -13,9 +12,11 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from common.rewards import latex
+from common.rewards import latex, units
 
 MAX_EXPONENT = 1000  # larger powers of ten are not read: their digits would fill the memory
+MAX_DIGITS = 4000  # longer ones are not read: Python has a limit
+MAX_UNIT_POWER = 400  # of ten, in a unit
 WRITTEN_DIGITS = 6  # a decimal of so many digits may stand for a value that has no finite decimal ...
 WRITTEN_ERROR = Fraction(1, 10**6)  # ... within this relative error
 
@@ -31,37 +32,21 @@ _FRACTION = re.compile(
     rf"(?:\\frac\s*\{{\s*(?P<top>[-+]?{_DECIMAL})\s*\}}\s*\{{\s*(?P<bottom>[-+]?{_DECIMAL})\s*\}}"
     rf"|(?P<over>{_DECIMAL})\s*/\s*(?P<under>{_DECIMAL}))(?![\d/]|\.\d|,\d)"
 )
+_BRACKETED = re.compile(r"\(([^()]*)\)(.*)", re.DOTALL)
 _SIGN = re.compile(r"(?:[-+]\s*)?")
 _LEAD = re.compile(
     r"\s*(?:(?:\\(?:approx|simeq|sim|cong)(?![a-zA-Z])|=|(?:approximately|about|approx\.?|USD|US|Rs\.?|€|£)(?![a-zA-Z]))\s*)*"
 )
-_RELATION = r"=|\\(?:approx|simeq|equiv)(?![a-zA-Z])"
-_NAME = r"(?:[A-Za-z]|\\(?!frac|sqrt|times|cdot|text|sin|cos|tan|log|ln|exp|pm|to|in)[a-zA-Z]+|\\text\{[^{}]*\}|[A-Za-z]{3,})"
+RELATION = r"=|\\(?:approx|simeq|equiv)(?![a-zA-Z])"
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
+_COMMANDS = "|".join([*_GREEK.split(), *_GREEK.title().split(), "hbar", "ell", "angle", "triangle", "nabla", "partial", "infty"])
+_NAME = rf"(?:[A-Z]{{2}}|[A-Za-z]|\\(?:{_COMMANDS})(?![a-zA-Z])|\\(?:text|operatorname)\{{[A-Za-z' .-]*\}}|[A-Za-z]{{3,}})"
 _SCRIPT = r"(?:\s*[_^]\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[A-Za-z*]+|\d)|')"
 _SYMBOL = re.compile(
     rf"\|?\s*(?:\\(?:Delta|delta|vec|bar|hat|dot|ddot|tilde|overline|angle)\s*)?\{{?{_NAME}\}}?{_SCRIPT}*(?:\s*\([^=]*\))?\s*\|?"
-    r"|\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}|(?:\\Delta\s*)(?:[A-Za-z]|\\[a-zA-Z]+)[^=+*/-]{0,20}|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
+    r"|m?\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}|(?:\\Delta\s*)(?:[A-Za-z]|\\[a-zA-Z]+)[^=+*/-]{0,20}|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
 )
 
-_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_HEDGES = """
-    or and to not but nor no between either neither plus minus less least most than under over below above versus vs
-    dozen dozens half halves third thirds quarter quarters fourth fourths fifth fifths tenth tenths twice double
-    hundreds thousands millions billions one two three four five six seven eight nine ten eleven twelve twenty thirty forty
-    fifty sixty seventy eighty ninety zero squared cubed sqrt sin cos tan cot sec csc log exp sinh cosh tanh alpha beta gamma
-    delta epsilon theta lambda sigma omega phi psi rho tau infinity maybe perhaps wrong incorrect unknown is are was isn if
-    where when with without then
-"""
-_NO_UNIT = frozenset(_HEDGES.split())
-_BASES = "m s g J N W V A C K T F H L l Hz Pa eV mol cal bar rad Wb lx Torr"
-_OTHERS = "h d D B S u yr hr mi ft in lb oz yd gal pt qt AU pc ly dB of per atm rpm mph kph sq cu cc deg KJ kPA JK AM PM am pm"
-_SHORT = frozenset(prefix + base for prefix in ("", *"fpnuμmcdkMGT") for base in _BASES.split()) | frozenset(_OTHERS.split())
-_UNIT_COMMANDS = frozenset(("cdot", "mu", "Omega", "AA", "alpha", "frac", "text", "ell"))
-_UNIT_TOKEN = re.compile(
-    r"\s+|\\(?P<command>[a-zA-Z]+)|(?P<word>[A-Za-zμ]+)|(?P<power>\^\s*(?:\{\s*[-+]?\s*\d\s*\}|[-+]?\d))|(?P<digit>[2-6](?![\d.]))"
-    r"|(?P<circle>\^\s*\{\s*\\circ\s*\})|(?P<close>[)}\]])|(?P<join>-(?=[a-zA-Z])|;)|[/*.({\['%]"
-)
-_SEVERAL = re.compile(r"[,;]|\\text|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])")  # x = 1 or x = 2
 _FACTOR = re.compile(r"^[^a-zA-Z\\]*(?:\\frac(?:\{[^{}]*\}){2})?(?:\\times *10\^\{[-\d]*\})? *(?![eE][-+]?\d)[a-zA-Z]")
 _PERCENT = re.compile(r"%|(?<![a-zA-Z])(?:percent|percentage|pct)(?![a-zA-Z])")
 
@@ -86,21 +71,25 @@ def read(text: str, *, has_bare_unit: bool = True) -> Number | None:
 @functools.lru_cache(maxsize=4096)
 def read_plain(text: str, *, has_bare_unit: bool = True) -> Number | None:
     """As `read`, of a text that `latex.plain` returned."""
-    parts = latex.cut(latex.unwrap(text), _RELATION)
-    if (not has_bare_unit and _FACTOR.search(parts[-1])) or any(_SEVERAL.search(part) for part in parts[1:-1]):
+    parts = latex.cut(latex.unwrap(text), RELATION)
+    if not has_bare_unit and _FACTOR.search(parts[-1]):
         return None
     if len(parts) > 1 and not (parts[0] == "" or is_symbol(parts[0])):
         return None
     found = [_bare(part) for part in parts[1:] or parts]
     last = found[-1]
-    if last is None or any(number is not None and not same(number, last, Fraction(1, 100)) for number in found):
+    if last is None or any(number is None or not same(number, last) for number in found):
         return None  # x = 3 = 4: two answers
     return last
 
 
 def is_symbol(text: str) -> bool:
     r"""One name, as what stands left of an equals sign: `x`, `T_2`, `\Delta H`, `f(n)`, `P(X = 3)`, `speed`."""
-    return len(text) < 60 and _SYMBOL.fullmatch(text.strip()) is not None
+    if len(text) >= 60 or _SYMBOL.fullmatch(text.strip()) is None:
+        return False
+    words = set(re.findall(r"(?<![\\a-z])[a-z]{2,}", text.lower()))  # `not = 5`
+    head = set(re.findall(r"(?<![\\a-z])[a-z]{2,}", re.sub(r"\(.*\)|[_^]\s*\{.*\}", "", text.lower())))
+    return not (words & units.DENIALS or head & units.HEDGES)
 
 
 def same(gold: Number, answer: Number, tolerance: Fraction | None = None, *, is_relative: bool = True) -> bool:
@@ -114,36 +103,15 @@ def same(gold: Number, answer: Number, tolerance: Fraction | None = None, *, is_
 
 
 def power_of_ten(unit: str) -> int:
-    r"""The exponent of a power of ten at the head of a unit (`$10^{-19} \mathrm{~J}$`: -19); 0 where there is none."""
+    r"""The exponent of a power of ten at the head of a unit (`$10^{-19} \mathrm{~J}$`: -19); 0 where there is none.
+
+    Raises ValueError where it is beyond MAX_UNIT_POWER.
+    """
     match = _BARE_POWER.match(latex.plain(unit).replace(r"\text{", "").lstrip(" {"))
-    return int(next(group for group in match.groups() if group).replace(" ", "")) if match else 0
-
-
-def is_unit(text: str) -> bool:
-    """Whether this may stand after a number without changing it."""
-    if len(text) > 80 or text.count("(") != text.count(")"):
-        return False
-    position, is_apart, before = 0, False, ""
-    while position < len(text):
-        match = _UNIT_TOKEN.match(text, position)
-        if match is None or not _fits(match, is_apart, before):
-            return False
-        is_apart = match[0].isspace() or (match["command"] or "") == "text" or (is_apart and match[0] in "{(")
-        before, position = match.lastgroup or "", match.end()
-    return True
-
-
-def _fits(token: re.Match[str], is_apart: bool, before: str) -> bool:
-    """`is_apart`: nothing but a space or an opening stands right before it. `before`: the kind of what stands before it."""
-    if command := token["command"]:
-        return command in _UNIT_COMMANDS
-    if word := token["word"]:
-        if word in _SHORT:
-            return True
-        return len(word) > 2 and word.lower() not in _NO_UNIT and (is_apart or before != "")
-    if token["digit"] or token["power"]:
-        return before in ("word", "close") and not is_apart
-    return token["join"] is None or before in ("word", "close", "power")
+    exponent = next(group for group in match.groups() if group).replace(" ", "") if match else "0"
+    if len(exponent) > 5 or abs(int(exponent)) > MAX_UNIT_POWER:
+        raise ValueError(f"has a power of ten beyond {MAX_UNIT_POWER}")
+    return int(exponent)
 
 
 def _bare(text: str) -> Number | None:
@@ -151,6 +119,12 @@ def _bare(text: str) -> Number | None:
     text = text[_LEAD.match(text).end() :]  # type: ignore[union-attr]
     sign = _SIGN.match(text)[0]  # type: ignore[index]
     rest = latex.unwrap(text[len(sign) :]) if text[len(sign) :].startswith("{") else text[len(sign) :]
+    if bracket := _BRACKETED.match(rest):
+        inside = _bare(bracket[1])
+        scale = units.read(bracket[2]) if inside else None
+        if inside and scale:
+            value = inside.value * scale * (-1 if sign.strip() == "-" else 1)
+            return Number(value, inside.is_percent or _PERCENT.search(bracket[2]) is not None, inside.digits)
     for pattern, convert in ((_FRACTION, _fraction), (_BARE_POWER, _power), (_NUMBER, _decimal)):
         match = pattern.match(rest)
         if match is None:
@@ -163,17 +137,16 @@ def _bare(text: str) -> Number | None:
 def _finished(found: tuple[Fraction, int], is_negative: bool, tail: str) -> Number | None:
     """With its sign, and what follows it read as percent, scale (`million`) and unit."""
     value, digits = found
-    words = tail.strip().lower().split()
-    if words and words[0] in _SCALES:
-        value, tail = value * _SCALES[words[0]], tail.strip()[len(words[0]) :]
-    is_percent = _PERCENT.search(tail) is not None
-    if not is_unit(tail):
+    scale = units.read(tail)
+    if scale is None:
         return None
-    return Number(-value if is_negative else value, is_percent, digits)
+    return Number(-value * scale if is_negative else value * scale, _PERCENT.search(tail) is not None, digits)
 
 
 def _decimal(match: re.Match[str]) -> tuple[Fraction, int] | None:
     digits = match["digits"].replace(",", "").replace(" ", "")
+    if len(digits) > MAX_DIGITS:
+        return None
     exponent = next((group.replace(" ", "") for group in match.groups()[1:] if group), "0")
     if len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
         return None
@@ -188,6 +161,8 @@ def _power(match: re.Match[str]) -> tuple[Fraction, int] | None:
 
 
 def _fraction(match: re.Match[str]) -> tuple[Fraction, int] | None:
+    if len(match[0]) > MAX_DIGITS:
+        return None
     top, bottom = (_exact(match[name] or match[other]) for name, other in (("top", "over"), ("bottom", "under")))
     whole = match["whole"] or match["plain_whole"]
     if bottom == 0 or (whole and not 0 <= top / bottom < 1):

@@ -184,7 +184,7 @@ class _Reader:
             node = self._group()
             return (kind, node) if kind else node
         token = self._next()
-        if token[0].isdigit() or token[0] == ".":
+        if token[0].isdecimal() or token[0] == ".":
             return self._number(token)
         if token in (r"\frac", r"\binom"):
             return ("divide" if token == r"\frac" else "binomial", self._group("{"), self._group("{"))
@@ -203,7 +203,7 @@ class _Reader:
     def _number(self, token: str) -> Node:
         if self.token == "_":
             raise Unreadable("a number in another base")
-        return ("number", int(token) if token.isdigit() else Fraction(token.rstrip(".") or "0"))
+        return ("number", int(token) if token.isdecimal() else Fraction(token.rstrip(".") or "0"))
 
     def _function(self, name: str) -> Node:
         base: Node = ("number", 10)

@@ -1,0 +1,86 @@
+r"""What a chain of relations says: `x = 2 + 3 = 5`, `E = hc/\lambda = 3.2`, `\frac{22}{7} \approx 3.14`.
+
+    texts(r"x = 5"), texts("x = 2+3 = 5")           ["5"]
+    texts(r"\frac{22}{7} \approx 3.14")             [r"\frac{22}{7}", "3.14"]     exact, and rounded: either may be meant
+    texts("x = 3 = 4"), texts(r"249 \approx 250")   None                          two answers
+
+A name may stand first. What stands between has the value of the last, or is a formula of symbols alone.
+"""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from common.rewards import expressions, latex, numbers, values
+
+_APPROXIMATE = re.compile(r"\\(?:approx|simeq|sim|cong)(?![a-zA-Z])")
+_RELATION = rf"=|\\equiv(?![a-zA-Z])|{_APPROXIMATE.pattern}"
+_NO_FORMULA = re.compile(r"\d|\\text|(?<![\\a-zA-Z])[a-zA-Z]{3}")  # a number, a word
+_NEAR = Fraction(1, 100)
+
+
+def texts(text: str) -> list[str] | None:
+    """The parts of a text of `latex.plain` that may be its answer, `[text]` of no chain; None where it says two things."""
+    parts = latex.cut(text, _RELATION)
+    if len(parts) == 1:
+        return parts
+    signs = re.findall(_RELATION, text)
+    if len(signs) != len(parts) - 1:
+        return None  # relations in brackets
+    is_named = numbers.is_symbol(parts[0])
+    if parts[0] == "" or is_named:
+        parts, signs = parts[1:], signs[1:]
+    is_rounding = [_APPROXIMATE.fullmatch(sign) is not None for sign in signs]
+    if any(is_rounding[:-1]):
+        return None
+    while is_named and len(parts) > 1 and is_formula(parts[0]) and value(parts[-1]) is not None:
+        parts = parts[1:]
+    if len(parts) == 1:
+        return parts
+    if not is_equal(parts[:-1]) or not (is_equal(parts[-2:]) or is_rounded(parts[-2], parts[-1])):
+        return None
+    return parts[-2:] if is_rounding[-1] else parts[-1:]
+
+
+def is_equal(parts: Sequence[str]) -> bool:
+    """Whether all have a value, and the same one."""
+    found = [value(part) for part in parts]
+    return found[0] is not None and all(one is not None and numbers.same(found[0], one) for one in found)
+
+
+def is_rounded(exact: str, rounded: str) -> bool:
+    """Whether the second is the first in fewer digits, within 1 %; the first has no decimal point, unless it is an expression."""
+    left, right = value(exact), numbers.read_plain(rounded)
+    if left is None or right is None or left.digits or right.value == 0 or left.value.denominator == 1:
+        return False
+    difference = abs(left.value - right.value)
+    unit = _last_place(right) if right.digits else Fraction(1, 2)  # a decimal may be cut off, an integer is rounded
+    return difference <= unit and difference <= _NEAR * abs(left.value)
+
+
+def value(text: str) -> numbers.Number | None:
+    """A number, or the value of an expression without symbols (`\\sqrt{2}`, `2+3`)."""
+    number = numbers.read_plain(text)
+    if number is None and (found := expressions.value(text)) is not None:
+        number = numbers.Number(found)
+    return number
+
+
+def _last_place(number: numbers.Number) -> Fraction:
+    """The size of one in the last written digit."""
+    power, size = 0, abs(number.value)
+    while size >= 10 ** (power + 1):
+        power += 1
+    while size < Fraction(10) ** power:
+        power -= 1
+    return Fraction(10) ** (power - number.digits + 1)
+
+
+def is_formula(text: str) -> bool:
+    """Of symbols alone, without a number or a word: it says nothing about the value."""
+    if _NO_FORMULA.search(text):
+        return False
+    try:
+        return bool(values.symbols(values.parse(text)))
+    except (values.Unreadable, RecursionError):
+        return False
