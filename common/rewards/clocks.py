@@ -4,7 +4,7 @@ from collections import deque
 
 OVERDUE_S = 0.005  # no call is overdue before
 DEMOTE_S = 0.01  # no worker is demoted before
-HANG_S = 0.3  # CPU time after which a call is taken for one that hangs, whatever else the machine does
+HANG_S = 0.15  # CPU time after which a call is taken for one that hangs, whatever else the machine does
 _HISTORY = 200  # calls
 _EACH = 10  # calls, after which the shares are taken again
 _PRIOR = 5  # part of the time limit that counts as long while no call of a user's function has been answered
@@ -19,7 +19,7 @@ class Clocks:
 
     def __init__(self, limit_s: float, *, is_known: bool) -> None:
         """`is_known`: calls are known to be short before one was answered."""
-        self.hang_s = min(HANG_S, limit_s / _PRIOR)
+        self._hang_s = min(HANG_S, limit_s / _PRIOR)
         self._num_noted = 0
         self._own_s: deque[float] = deque(maxlen=_HISTORY)
         self._cpu_s: deque[float] = deque(maxlen=_HISTORY)
@@ -27,6 +27,11 @@ class Clocks:
         self.overdue_s = OVERDUE_S if is_known else limit_s / _PRIOR
         # CPU time of a call after which its worker gets less of a core; after twice that still less.
         self.demote_s = DEMOTE_S if is_known else limit_s / _PRIOR
+
+    @property
+    def enough_s(self) -> float:
+        """CPU time after which a call that has passed its time limit is not asked again."""
+        return max(self.demote_s, self._hang_s)
 
     def note(self, own_s: float, cpu_s: float) -> None:
         """A call was answered. `own_s`: its duration, the time in which it waited for a core aside."""

@@ -164,8 +164,10 @@ class Dispatcher:
         worker.is_overdue = worker.is_overdue or (
             running_s - used.starved_s >= self._clocks.overdue_s and self._num_overdue() < MAX_OVERDUE
         )
-        allowed_s = max(self._clocks.demote_s, self._clocks.hang_s) if call.is_again else self._clocks.demote_s
-        if worker.is_overdue and used.cpu_s >= allowed_s * (worker.level + 1):
+        if call.is_again and call.cpu_s + used.cpu_s >= self._clocks.enough_s:
+            self._end_call(worker, call, now_s)  # it has had its time limit before
+            return
+        if not call.is_again and worker.is_overdue and used.cpu_s >= self._clocks.demote_s * (worker.level + 1):
             self._staff.demote(worker)
         worker.look_s = now_s + _POLL_S if worker.level < LEVELS else worker.since_s + self._limit_s
 
@@ -173,7 +175,7 @@ class Dispatcher:
         """At the time limit. A call that a busy machine kept waiting most of the time is asked again, with more of a core."""
         used, running_s = worker.used(now_s), now_s - worker.since_s
         call.cpu_s += used.cpu_s
-        is_starved = used.starved_s > self._limit_s / 2 and call.cpu_s < self._clocks.hang_s
+        is_starved = used.starved_s > self._limit_s / 2 and call.cpu_s < self._clocks.enough_s
         if is_starved and call.tries < STARVED_TRIES:
             call.is_again = True
             self._queue.appendleft(call)

@@ -19,7 +19,7 @@ from common.config import RewardConfig
 from common.errors import RunError
 from common.protocols import Score
 from common.records import Verdict
-from common.rewards.clocks import DEMOTE_S, OVERDUE_S, Clocks
+from common.rewards.clocks import DEMOTE_S, HANG_S, OVERDUE_S, Clocks
 from common.rewards.pool import VerifierPool
 from common.rewards.workers import BrokenAnswerError, Call, State, Worker
 
@@ -232,7 +232,7 @@ def test_a_pool_that_was_closed_says_so() -> None:
 
 def test_thresholds_follow_the_calls_before() -> None:
     known = Clocks(limit_s=1.5, is_known=True)
-    assert (known.overdue_s, known.demote_s, known.hang_s) == pytest.approx((OVERDUE_S, DEMOTE_S, 0.3))
+    assert (known.overdue_s, known.demote_s, known.enough_s) == pytest.approx((OVERDUE_S, DEMOTE_S, HANG_S))
     clocks = Clocks(limit_s=1.5, is_known=False)
     assert (clocks.overdue_s, clocks.demote_s) == pytest.approx((0.3, 0.3))
     for _ in range(200):
