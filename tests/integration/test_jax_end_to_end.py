@@ -62,7 +62,8 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
     root = tmp_path_factory.mktemp("jax-end-to-end")
     model = untied(sums_model(root / "tied", steps=150), root / "start")
     settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    settings |= {**SETTINGS, "trainer": "jax", "rounds": ROUNDS, "model": {"path": str(model)}, "run_dir": str(root / "run")}
+    own = {"trainer": "jax", "rounds": ROUNDS, "eval": {}, "model": {"path": str(model)}, "run_dir": str(root / "run")}
+    settings |= {**SETTINGS, **own}
     settings["workload"]["options"]["datasets"] = [{"name": "chain_sum", "min_terms": 2, "max_terms": 3, "max_digits": 1}]
     settings["sampling"] = {"temperature": 0.8, "max_tokens": 64}
     (root / "config.yaml").write_text(yaml.safe_dump(settings))
