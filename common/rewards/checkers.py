@@ -85,7 +85,7 @@ def _fault(task: dict[str, Any]) -> str | None:
         numbers.power_of_ten(task.get("unit") or "")
     except ValueError as error:
         return f"the unit {error}"
-    if kind != "letter" and not all(latex.is_balanced(f"{{{text}}}") for text in texts):
+    if kind != "letter" and not all(latex.is_balanced(one) for text in texts for one in (text, f"{{{text}}}")):
         return "the answer's braces are not balanced"
     fault = {"letter": _letter_fault, "number": _number_fault, "math": _math_fault}[kind](texts, task)
     if fault is None and task.get("tolerance") is not None:

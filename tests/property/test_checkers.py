@@ -62,6 +62,8 @@ def test_any_text_gets_a_verdict(task: dict[str, Any], response: str) -> None:
 
 
 @given(gold=st.one_of(TEXT, LATEX), workload=st.sampled_from(["lsat_ar", "sci_xw", "gsm8k", "math500", "olyphys"]))
+@example(gold="}{", workload="math500")
+@example(gold="1\\", workload="math500")
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_gold_without_a_fault_is_right_as_written(gold: str, workload: str) -> None:
     task = {"workload": workload, "gold": gold}
