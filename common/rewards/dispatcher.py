@@ -8,8 +8,9 @@ its call. Hence a call that hangs costs the others the little that it uses befor
 calls wait.
 
 A right answer must not become a timeout because the machine is busy: a call that at its limit has waited for a core most of the
-time, and over all its tries has used little of one, is asked again: before all others, by a worker that has answered before, and
-demoted later. As that costs the others more, no more than `workers` such calls run at one time.
+time, and over all its tries has used little of one, is asked again: before all others, by a worker that has answered before,
+without being demoted, until it has had enough of a core.
+As that costs the others more, no more than `workers` such calls run at one time.
 """
 
 import threading

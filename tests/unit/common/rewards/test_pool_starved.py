@@ -4,10 +4,13 @@ What a call has had of the cores is planted here: no test can starve a process f
 """
 
 import os
+import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ import pytest
 from common.config import RewardConfig
 from common.protocols import Score
 from common.records import Verdict
+from common.rewards.clocks import Clocks
+from common.rewards.dispatcher import Dispatcher
 from common.rewards.pool import VerifierPool
 from common.rewards.staff import Staff
 from common.rewards.usage import Usage
@@ -67,6 +72,24 @@ def test_a_hang_ends_once_it_had_its_cpu_time_or_its_tries(make_pool: Any, tmp_p
     score, found = ask(make_pool(used), tmp_path / "tries", hangs=1000)
     assert (score.status, score.reward) == (Verdict.TIMEOUT, 0.0)
     assert len(found) == tries
+
+
+@pytest.mark.parametrize(("before_s", "is_ended"), [(0.06, True), (0.03, False)])
+def test_a_call_asked_again_ends_with_enough_of_a_core_and_not_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch, before_s: float, is_ended: bool
+) -> None:
+    """A look at it in the middle of its second try, without a thread or a process."""
+    monkeypatch.setattr(Worker, "used", lambda self, now_s: Usage(cpu_s=0.05, starved_s=STARVED_S))
+    killed: list[int] = []
+    dispatcher = Dispatcher.__new__(Dispatcher)
+    dispatcher._limit_s, dispatcher._overrun, dispatcher._queue = LIMIT_S, "no verdict", deque()
+    dispatcher._clocks = Clocks(LIMIT_S, is_known=True)  # 0.1 s is enough
+    dispatcher._staff = SimpleNamespace(kill=lambda worker: killed.append(worker.number), of=lambda _: [])
+    call = Call(number=1, body=b"", tries=2, is_again=True, cpu_s=before_s)
+    with socket.socket() as channel:
+        dispatcher._watch(Worker(number=7, channel=channel, call=call), call, now_s=0.1)
+    assert call.future.done() == is_ended and killed == [7] * is_ended
+    assert not is_ended or call.future.result().status is Verdict.TIMEOUT
 
 
 def test_a_starved_call_is_asked_again_by_a_warm_worker_before_those_that_wait(make_pool: Any, tmp_path: Path) -> None:
