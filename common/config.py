@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.config_cluster import ClusterConfig, RetentionConfig, SupervisionConfig
 from common.config_eval import EvalConfig
 from common.config_rewards import RewardConfig
 from common.config_section import Section
@@ -57,6 +58,7 @@ class RolloutConfig(Section):
     """The pool of engines."""
 
     replicas: int = Field(1, ge=1)
+    min_replicas: int = Field(1, ge=1)  # a run starts, and goes on, with so many; the others join when there is room for them
     capacity: int = Field(64, ge=1)  # requests in flight on one replica (vLLM max_num_seqs)
     dtype: DType = "float32"
     max_model_len: int | None = Field(None, ge=2)  # prompt and response tokens; None: the longest prompt plus max_tokens
@@ -148,6 +150,9 @@ class Config(Section):
     limits: LimitsConfig = LimitsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    retention: RetentionConfig = RetentionConfig()
 
     @property
     def update_groups(self) -> int:
@@ -176,7 +181,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for check in (self._check_model, self._check_groups, self._check_advantage, self._check_training):
+        for check in (self._check_model, self._check_groups, self._check_advantage, self._check_training, self._check_rollout):
             check()
         return self
 
@@ -200,6 +205,11 @@ class Config(Section):
         if self.advantage_std == "batch" and self.schedule != "serial":
             rule = f"must be `group` or `none` under schedule `{self.schedule}`, which trains before the batch is complete"
             raise ConfigError(explain("advantage_std", rule, "batch", "use advantage_std=group, or schedule=serial"))
+
+    def _check_rollout(self) -> None:
+        if self.rollout.min_replicas > self.rollout.replicas:
+            rule = f"must be at most rollout.replicas ({self.rollout.replicas})"
+            raise ConfigError(explain("rollout.min_replicas", rule, self.rollout.min_replicas, "lower it"))
 
     def _check_training(self) -> None:
         training = self.training

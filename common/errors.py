@@ -12,8 +12,11 @@
     ├── RunError (RuntimeError)            a run broke one of its rules: exit code 1
     │   ├── QueueClosedError               put after the end or after a failure
     │   ├── PublishError                   weights that must not reach, or did not reach, an engine
-    │   ├── EngineError                    an engine lost a request, or died
-    │   ├── TrainerError                   a trainer rank failed or died
+    │   ├── EngineError                    an engine lost a request
+    │   │   └── EngineDiedError            its process is gone: its requests move, at no cost to their retries
+    │   ├── TrainerError                   a trainer rank failed
+    │   │   └── TrainerDiedError           ranks are gone or stuck: they start again, and the round is replayed from disk
+    │   ├── DiskError                      a disk is full, or cannot be written: the run stops, and can be resumed
     │   ├── LogprobGapError                sampler and trainer disagree beyond the limit
     │   └── BooksError                     rule 3: a round's counts do not balance
     └── RoundFinished                      not a fault: nothing more will come this round
@@ -81,8 +84,20 @@ class EngineError(RunError):
     """An engine lost a request or died."""
 
 
+class EngineDiedError(EngineError):
+    """The engine that had the request is gone: not the request's doing, so it is no try of it."""
+
+
 class TrainerError(RunError):
     """A trainer rank failed or died."""
+
+
+class TrainerDiedError(TrainerError):
+    """Ranks are gone, or stuck beyond a deadline: a restart and a replay may go on where a fault would repeat itself."""
+
+
+class DiskError(RunError):
+    """A file of the run cannot be written; what is on disk can be resumed."""
 
 
 class LogprobGapError(RunError):

@@ -10,6 +10,7 @@ ever sees the other's values: what differs after the first step has grown from w
 Rooms are imported where they are used: `common` needs no framework to be imported.
 """
 
+import asyncio
 import importlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from common.batching import Plan, plan_micro_batches
 from common.config import Config
 from common.config_errors import validate
+from common.errors import TrainerError
 from common.records import Group
 from common.trainer import GroupTrainer, check_advantages
 
@@ -59,6 +61,14 @@ class LocalRanks:
     async def call_in_background(self, method: str, *args: Any) -> list[Any]:
         """There is no background here."""
         return await self.call(method, *args)
+
+    async def watch(self) -> None:
+        """It lives as long as this process."""
+        await asyncio.get_running_loop().create_future()
+
+    async def restart(self) -> None:
+        """There is no process to start."""
+        raise TrainerError("a rank in this process cannot be restarted")
 
     def close(self) -> None:
         """Idempotent."""

@@ -7,7 +7,7 @@ The admission policy sees one number, the free slots of all replicas together; `
 """
 
 import asyncio
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 
 from common.errors import DuplicateRequestError, EngineError, PublishError, explain
@@ -24,6 +24,7 @@ class Pool:
             raise EngineError("a pool needs at least one engine")
         self._engines = tuple(engines)
         self._placement = Placement([engine.capacity for engine in engines])
+        self._listeners: list[Callable[[], None]] = []
         self._placed: dict[Hashable, int] = {}  # request id -> replica, while in flight
 
     @property
@@ -35,6 +36,16 @@ class Pool:
     def capacity(self) -> int:
         """Sum over the replicas that serve."""
         return sum(engine.capacity for engine in self.engines)
+
+    @property
+    def is_recovering(self) -> bool:
+        """Engines are being started in place of dead ones."""
+        return False
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever capacity has changed. Returns the call that ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def replica_of(self, request_id: Hashable) -> int | None:
         """Index of the replica that runs this request; None where it is not in flight."""

@@ -4,7 +4,7 @@ All calls are coroutines, because engines and trainer ranks live in other proces
 does its whole job or raises; the round puts a deadline on each (rule 7).
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -32,6 +32,15 @@ class Engine(Protocol):
         """Requests that may be in flight together."""
         ...
 
+    @property
+    def is_recovering(self) -> bool:
+        """More capacity is on its way: engines are being started in place of dead ones. Without it, no capacity is final."""
+        ...
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever capacity has changed, or recovery has ended in vain. Returns the call that ends it."""
+        ...
+
     def place(self, request: Request) -> int:
         """The replica (0 ...) that the next `generate` of this request will use. Raises EngineError where none has room."""
         ...
@@ -40,7 +49,8 @@ class Engine(Protocol):
         """Sample one response.
 
         `version_start` is read when the request enters, `version_end` when its last token is out. An aborted
-        request returns normally with FinishReason.ABORT. Raises EngineError where the engine lost it or died.
+        request returns normally with FinishReason.ABORT. Raises EngineError where the engine lost it, EngineDiedError
+        where the engine died.
         """
         ...
 
@@ -121,6 +131,14 @@ class Trainer(Protocol):
 
     async def restore(self, directory: Path) -> None:
         """Continue exactly where `save` was called, on any number of ranks. The save must have been awaited (`saved`)."""
+        ...
+
+    async def watch(self) -> None:
+        """Never returns. Raises TrainerDiedError that names the process, within seconds of the death of one."""
+        ...
+
+    async def restart(self) -> None:
+        """End what is left of the processes and start new ones, with the starting weights: as it was at first."""
         ...
 
     async def close(self) -> None:

@@ -61,15 +61,27 @@ class Ranks:
             raise UsageError(explain("start_trainer", "needs Ray to run", None, "call start_ray first"))
         self._log_dir = log_dir.absolute()
         self._error: TrainerError | None = None
+        self._start_timeout_s = config.limits.start_timeout_s
         # A Ray worker knows the driver's packages only where they are installed or on its path.
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         options = {"num_cpus": 0, "num_gpus": gpus_per_process, "runtime_env": {"env_vars": {"PYTHONPATH": path}}}
         remote: Any = ray.remote  # its types do not know concurrency groups
         actor = remote(concurrency_groups={_BACKGROUND: 1})(_RankProcess)
-        self._actors = [
+        self._make = lambda: [
             actor.options(**options).remote(self._log(process), room, config, model_dir.absolute(), process, num_processes)
             for process in range(num_processes)
         ]
+        self._actors = self._make()
+
+    async def watch(self) -> None:
+        """Never returns; raises TrainerDiedError that names the process, when one dies."""
+        await asyncio.get_running_loop().create_future()
+
+    async def restart(self) -> None:
+        """End what is left of the processes, and start new ones."""
+        self.close()
+        self._actors, self._error = self._make(), None
+        await self.join(self._start_timeout_s)
 
     async def join(self, timeout_s: float) -> None:
         """Let the processes meet and load the model; where that fails, none is left."""

@@ -24,6 +24,9 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | eval_dispatch, eval_response, eval_retry | as dispatch, response and retry, of an evaluation |
 | eval | start, version, accuracy, low, high and more figures (`Evaluation.fields`), wait (for how long it held up the publish) |
 | stall | message (the watchdog) |
+| fault | part (`engine-1`, `trainer`, `disk`), detail: what died, and how that was noticed |
+| recovered | start (of its fault), part, detail |
+| recorded | groups (found on disk: not sampled again), drops, left_out (entries not used), notes: a round that is resumed |
 | round_end | books (rule 3: groups, refilled, trained, filtered, dropped, requests, finished, failed, cancelled) |
 
 `request` and `group` are strings: `r3/g17/m2`, `r3/g17`, where 17 is the group's order; `e3/g17/m2` is of the evaluation of
@@ -95,7 +98,21 @@ def group_number(group: str) -> int:
 
 # Written through at once: what a person needs after a crash. The rest goes with the file's buffer.
 _FLUSHED = frozenset(
-    {"run_start", "run_end", "round_start", "round_end", "rollout_done", "update", "group_drop", "stall", "publish", "eval"}
+    {
+        "run_start",
+        "run_end",
+        "round_start",
+        "round_end",
+        "rollout_done",
+        "update",
+        "group_drop",
+        "stall",
+        "publish",
+        "eval",
+        "fault",
+        "recovered",
+        "recorded",
+    }
 )
 
 

@@ -37,6 +37,14 @@ class RankSet(Protocol):
         """As `call`, while other calls go on."""
         ...
 
+    async def watch(self) -> None:
+        """Never returns; raises TrainerDiedError when a process dies."""
+        ...
+
+    async def restart(self) -> None:
+        """End all processes and start new ones, as they were at first."""
+        ...
+
     def close(self) -> None:
         """End all processes; idempotent."""
         ...
@@ -190,6 +198,15 @@ class GroupTrainer:
         state = _read_state(directory)
         await self._ranks.call("restore", directory.absolute(), state["num_ranks"], state["optimizer_step"])
         self._optimizer_step = state["optimizer_step"]
+
+    async def watch(self) -> None:
+        """Never returns; raises TrainerDiedError when a rank dies."""
+        await self._ranks.watch()
+
+    async def restart(self) -> None:
+        """New processes with the starting weights, as if nothing had been trained."""
+        self._update, self._open_save, self._optimizer_step = None, None, 0
+        await self._ranks.restart()
 
     async def close(self) -> None:
         """End all processes; idempotent."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from common.errors import EngineError, PublishError
+from common.errors import EngineDiedError, EngineError, PublishError, TrainerDiedError
 from common.protocols import Health, Problem, Score
 from common.records import FinishReason, Group, Request, Response, Sampling, UpdateResult, Verdict
 from common.spool import SpoolWriter, TensorLayout, spool_files
@@ -85,12 +85,19 @@ class FakeEngine:
     def capacity(self) -> int:
         return self._capacity
 
+    @property
+    def is_recovering(self) -> bool:
+        return False
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
     def place(self, request: Request) -> int:
         return 0
 
     async def generate(self, request: Request, sampling: Sampling) -> Response:
         if not self.is_alive:
-            raise EngineError(f"{self._name} is dead")
+            raise EngineDiedError(f"{self._name} is dead")
         fault = self._next_fault(request.request_id)
         if fault is Fault.ERROR:
             raise EngineError(f"{self._name} lost {request.request_id}")
@@ -107,7 +114,7 @@ class FakeEngine:
         finally:
             del self._running[request.request_id]
         if not self.is_alive:
-            raise EngineError(f"{self._name} died")
+            raise EngineDiedError(f"{self._name} died")
         return self._respond(request, sampling, version, weight, fault, is_aborted)
 
     async def abort(self, request_ids: Iterable[Hashable]) -> None:
@@ -131,7 +138,7 @@ class FakeEngine:
         self.is_closed = True
 
     def die(self) -> None:
-        """Every running and later request raises EngineError."""
+        """Every running and later request raises EngineDiedError."""
         self.is_alive = False
         for event in self._running.values():
             event.set()
@@ -180,6 +187,8 @@ class FakeTrainer:
         self.num_aborted = 0
         self.fail_at: Hashable | None = None  # raises when this group is accumulated
         self.is_closed = False
+        self.num_restarts = 0
+        self._death = asyncio.Event()
 
     @property
     def is_updating(self) -> bool:
@@ -190,6 +199,7 @@ class FakeTrainer:
         pass
 
     async def begin_update(self) -> None:
+        self._check_alive()
         assert self._open is None, "begin_update within an update"
         self._open = []
 
@@ -197,6 +207,7 @@ class FakeTrainer:
         assert self._open is not None, "accumulate outside an update"
         for group in groups:
             await asyncio.sleep(self._seconds(group))
+            self._check_alive()
             if group.group_id == self.fail_at:
                 raise RuntimeError(f"planted failure at {group.group_id}")
             self._open.append(group)
@@ -204,6 +215,7 @@ class FakeTrainer:
     async def finish_update(self) -> UpdateResult:
         assert self._open is not None, "finish_update outside an update"
         await asyncio.sleep(self._finish_s)
+        self._check_alive()
         groups, self._open = self._open, None
         gap = self._gap(groups)
         digest = hashlib.sha256(repr([self._content(group) for group in groups]).encode()).digest()
@@ -229,11 +241,13 @@ class FakeTrainer:
         return [[fake_logprob(self._served_weight(), token) for token in response] for _, response in sequences]
 
     async def export_weights(self, spool: Path, version: int) -> None:
+        self._check_alive()
         with SpoolWriter(spool, version) as writer:
             writer.add("w", "float32", (1,), struct.pack("<f", self.weight))
 
     async def save(self, directory: Path) -> None:
         await self.saved()
+        self._check_alive()
         assert not directory.exists(), "save into a directory that exists"
         self._open_save = (directory, f"{self.weight!r} {self.step}")
 
@@ -250,6 +264,23 @@ class FakeTrainer:
     async def restore(self, directory: Path) -> None:
         weight, step = (directory / "fake.txt").read_text().split()
         self.weight, self.step = float(weight), int(step)
+
+    async def watch(self) -> None:
+        await self._death.wait()
+        raise TrainerDiedError("the fake trainer died")
+
+    async def restart(self) -> None:
+        self.weight, self.step, self._open, self._open_save = 1.0, 0, None, None
+        self._death.clear()
+        self.num_restarts += 1
+
+    def die(self) -> None:
+        """Every later call raises TrainerDiedError, until `restart`."""
+        self._death.set()
+
+    def _check_alive(self) -> None:
+        if self._death.is_set():
+            raise TrainerDiedError("the fake trainer died")
 
     async def close(self) -> None:
         self.is_closed = True

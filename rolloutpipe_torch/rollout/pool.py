@@ -5,7 +5,7 @@ import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Awaitable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +49,15 @@ class RemoteEngine:
     def capacity(self) -> int:
         """Requests decoded together."""
         return self._capacity
+
+    @property
+    def is_recovering(self) -> bool:
+        """A dead engine stays dead; another takes its place in the pool."""
+        return False
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Its capacity never changes."""
+        return lambda: None
 
     def place(self, request: Request) -> int:
         """There is one replica."""

@@ -1,0 +1,61 @@
+"""Settings of where a run's processes live, of what happens when one of them dies, and of what stays on disk."""
+
+from typing import Literal, Self
+
+from pydantic import Field, StrictInt, model_validator
+
+from common.config_section import Section
+from common.errors import ConfigError, explain
+
+
+class PlaceConfig(Section):
+    """The nodes that a pool of processes (rollout or trainer) may live on. Empty: any."""
+
+    labels: dict[str, str] = {}  # Ray node labels that a node must have (`ray start --labels`)
+    resource: str | None = Field(None, min_length=1)  # a custom Ray resource, of which each process takes 1
+    gpus: StrictInt | None = Field(None, ge=1)  # that this pool will have, for plans; None: those that are there
+    gpu_name: str = ""  # for people
+    gpu_memory_gb: float | None = Field(None, gt=0)  # of one of them (10^9 bytes); None: that of those that are there
+
+
+class ClusterConfig(Section):
+    """Ray: a node of its own on this machine (`local`), or a running cluster."""
+
+    address: str = Field("local", min_length=1)  # local, auto (RAY_ADDRESS, or the cluster on this machine), or host:port
+    host: str | None = Field(
+        None, min_length=1
+    )  # interface on which trainer ranks meet; None: loopback, or the nodes' Ray address
+    rollout: PlaceConfig = PlaceConfig()
+    trainer: PlaceConfig = PlaceConfig()
+    weights: Literal["auto", "nccl", "files"] = "auto"  # how they reach the engines; auto: nccl from torch on GPUs to GPUs
+    spool_dir: str | None = Field(None, min_length=1)  # seen by all nodes; None: shared memory where all is local, else the run
+
+    @property
+    def is_local(self) -> bool:
+        """The run has a Ray node of its own."""
+        return self.address == "local"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        host, _, port = self.address.rpartition(":")
+        if self.address not in ("local", "auto") and not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise ConfigError(
+                explain("cluster.address", "must be local, auto or host:port", self.address, "for example 10.0.0.5:6379")
+            )
+        return self
+
+
+class SupervisionConfig(Section):
+    """What is done about a process that dies. 0 restarts: the run ends with the fault's cause, and can be resumed."""
+
+    max_restarts: StrictInt = Field(5, ge=0)  # of one engine, or of the trainer, within `window_s`; beyond, the fault is final
+    window_s: float = Field(3600, gt=0)
+    pause_s: float = Field(1, ge=0)  # before a restart; doubled with each further one in the window, at most 60 s
+    silent_s: float = Field(60, gt=0)  # an engine that answers no health call for so long counts as dead
+    no_engine_s: float = Field(1800, gt=0)  # the run waits so long for a first engine to come back, then it ends
+
+
+class RetentionConfig(Section):
+    """What stays on disk. Rounds that a resume still needs always stay."""
+
+    groups: StrictInt | None = Field(None, ge=1)  # finished rounds whose samples stay in groups/; None: all

@@ -1,0 +1,27 @@
+"""How often a part of the run may be started again, and after which pause: a fault that repeats itself ends the run."""
+
+from collections import defaultdict, deque
+
+from common.config_cluster import SupervisionConfig
+from common.errors import RunError
+
+_LONGEST_PAUSE_S = 60.0
+
+
+class RestartBudget:
+    """Counts the restarts of each part (`engine-1`, `trainer`) within a sliding window. Times are of the caller's clock."""
+
+    def __init__(self, settings: SupervisionConfig) -> None:
+        self._settings = settings
+        self._restarts: defaultdict[str, deque[float]] = defaultdict(deque)
+
+    def spend(self, part: str, now_s: float, cause: object) -> float:
+        """Seconds to wait before this restart of `part`. Raises RunError with the cause where it was its last."""
+        limit, window_s, restarts = self._settings.max_restarts, self._settings.window_s, self._restarts[part]
+        while restarts and restarts[0] <= now_s - window_s:
+            restarts.popleft()
+        if len(restarts) >= limit:
+            text = f"{part} died {len(restarts) + 1} times within {window_s:g} s (supervision.max_restarts {limit})"
+            raise RunError(f"{text}; last: {' '.join(str(cause).split())}")
+        restarts.append(now_s)
+        return float(min(self._settings.pause_s * 2 ** (len(restarts) - 1), _LONGEST_PAUSE_S))
