@@ -1,0 +1,75 @@
+"""Kill processes of many runs and see that nothing is lost: `python benchmarks/chaos` (`make chaos`).
+
+    --seeds 0-29        runs with fake engines and trainers in real processes
+    --plant NAME        with a planted bug; exits 0 where it is found
+    --keep              keep the directories of runs that went well
+A seed repeats its run: the same configuration, the same strikes at the same counts of events (not at the same microsecond).
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(BENCHMARKS.parent), str(BENCHMARKS)]
+
+from chaos.harness import Outcome, RunUnderFire  # noqa: E402
+from chaos.scenario import make_scenario  # noqa: E402
+from chaos.times import table  # noqa: E402
+
+
+def main() -> None:
+    """Run, print, exit 1 where a run was not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0-29", help="for example 0-29 or 3,7")
+    parser.add_argument("--nodes", choices=["yes", "no"], help="a cluster of nodes, whatever the seed says")
+    parser.add_argument("--plant", default="")
+    parser.add_argument("--dir", type=Path, help="where the runs lie; default: a temporary directory")
+    parser.add_argument("--keep", action="store_true")
+    arguments = parser.parse_args()
+    root = arguments.dir or Path(tempfile.mkdtemp(prefix="chaos-"))
+    start_s = time.monotonic()
+    outcomes = []
+    for seed in seeds(arguments.seeds):
+        scenario = make_scenario(seed, nodes=None if arguments.nodes is None else arguments.nodes == "yes")
+        home = root / f"seed-{seed}"
+        shutil.rmtree(home, ignore_errors=True)
+        print(f"seed {seed}: {scenario}", flush=True)
+        outcome = RunUnderFire(scenario, home).go()
+        outcomes.append((outcome, home))
+        show(outcome, home)
+    failed = [outcome.scenario.seed for outcome, _ in outcomes if outcome.findings]
+    print("\n".join(["", *table(outcomes)]))
+    num_strikes = sum(len(outcome.strikes) for outcome, _ in outcomes)
+    print(f"\n{len(outcomes)} runs, {num_strikes} kills, {time.monotonic() - start_s:.0f} s; failed: {failed or 'none'}")
+    if not failed and not arguments.keep:
+        shutil.rmtree(root, ignore_errors=True)
+    sys.exit(1 if failed else 0)
+
+
+def show(outcome: Outcome, home: Path) -> None:
+    """A line, or what was found and how to repeat it."""
+    struck = " ".join(strike["target"] for strike in outcome.strikes) or "nothing"
+    head = f"{'FAILED' if outcome.findings else 'ok    '}  {outcome.seconds:.0f} s, {outcome.num_starts} starts, killed: {struck}"
+    print(f"  {head}; final weights against: {outcome.compared or 'not compared'}", flush=True)
+    for line in outcome.findings[:12]:
+        print(f"    {line}")
+    if outcome.findings:
+        seed = outcome.scenario.seed
+        print(f"    again: {Path(sys.executable).name} benchmarks/chaos --seeds {seed}; its files: {home}", flush=True)
+
+
+def seeds(text: str) -> list[int]:
+    """`0-3,7` as numbers."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+if __name__ == "__main__":
+    main()
