@@ -111,7 +111,8 @@ def show(events: list[Event], writing: list[dict[str, Any]]) -> None:
         by_name.setdefault(row["name"], []).append(row["seconds"])
     for name, seconds in sorted(by_name.items()):
         print(
-            f"{name}: {len(seconds)} times, {1000 * sum(seconds) / len(seconds):.2f} ms each, {100 * sum(seconds) / rounds_s:.2f} %"
+            f"{name}: {len(seconds)} times, {1000 * sum(seconds) / len(seconds):.2f} ms each, "
+            f"{100 * sum(seconds) / rounds_s:.2f} % of the rounds"
         )
     share = sum(map(sum, by_name.values())) / rounds_s
     marks.check("durable writing, share of the rounds", f"{100 * share:.2f} %", "under 3 %", share < MOST_SHARE)

@@ -11,12 +11,14 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(BENCHMARKS.parent), str(BENCHMARKS)]
 
 from chaos.harness import Outcome, RunUnderFire  # noqa: E402
+from chaos.plants import PLANTS  # noqa: E402
 from chaos.scenario import make_scenario  # noqa: E402
 from chaos.times import table  # noqa: E402
 
@@ -26,7 +28,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0-29", help="for example 0-29 or 3,7")
     parser.add_argument("--nodes", choices=["yes", "no"], help="a cluster of nodes, whatever the seed says")
-    parser.add_argument("--plant", default="")
+    parser.add_argument(
+        "--kinds", default="", help="what is struck, in this order, whatever the seed says: engine,rank,driver ..."
+    )
+    parser.add_argument("--plant", default="", choices=["", *PLANTS], help="a bug; found is then as it should be")
     parser.add_argument("--dir", type=Path, help="where the runs lie; default: a temporary directory")
     parser.add_argument("--keep", action="store_true")
     arguments = parser.parse_args()
@@ -34,7 +39,9 @@ def main() -> None:
     start_s = time.monotonic()
     outcomes = []
     for seed in seeds(arguments.seeds):
-        scenario = make_scenario(seed, nodes=None if arguments.nodes is None else arguments.nodes == "yes")
+        nodes = None if arguments.nodes is None else arguments.nodes == "yes"
+        scenario = make_scenario(seed, nodes=nodes, kinds=[kind for kind in arguments.kinds.split(",") if kind])
+        scenario = replace(scenario, plant=arguments.plant)
         home = root / f"seed-{seed}"
         shutil.rmtree(home, ignore_errors=True)
         print(f"seed {seed}: {scenario}", flush=True)

@@ -1,6 +1,7 @@
 """What a seed stands for: a configuration, and where it is struck. The same seed is always the same scenario."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,21 +43,26 @@ class Scenario:
         return f"{s['schedule']} {s['group_order']} {s['filter']}, {sizes}, engines {engines}{where}; {strikes or 'no strike'}"
 
 
-def make_scenario(seed: int, *, nodes: bool | None = None, num_strikes: int | None = None) -> Scenario:
-    """Every seventh seed has nodes, unless told."""
+def make_scenario(seed: int, *, nodes: bool | None = None, kinds: Sequence[str] = ()) -> Scenario:
+    """Every seventh seed has nodes, unless told. `kinds`: what is struck, in this order; else by the seed."""
     rng = random.Random(seed)
     settings = _settings(rng, seed)
     has_nodes = seed % 7 == 6 if nodes is None else nodes
-    count = rng.randint(3, 5) if num_strikes is None else num_strikes
-    kinds = ["engine", "rank", "driver", "worker"]
+    chosen = list(kinds) or _kinds(rng, has_nodes)
     if has_nodes:
-        kinds = ["rollout-node", "trainer-node", "engine", "rank", "driver"]
         settings["cluster"] = {"rollout": {"resource": "rollout"}, "trainer": {"resource": "trainer"}}
-    chosen = kinds[:1] + [rng.choice(kinds) for _ in range(count - 1)] if has_nodes else [rng.choice(kinds) for _ in range(count)]
-    while chosen.count("driver") > 2:  # each costs a start
-        chosen[chosen.index("driver")] = "engine"
     strikes = tuple(_strike(rng, number, kind, settings) for number, kind in enumerate(chosen))
     return Scenario(seed=seed, settings=settings, strikes=strikes, has_nodes=has_nodes)
+
+
+def _kinds(rng: random.Random, has_nodes: bool) -> list[str]:
+    kinds = ["engine", "rank", "driver", "worker"]
+    chosen = [rng.choice(kinds) for _ in range(rng.randint(3, 5))]
+    if has_nodes:
+        chosen[0], chosen[-1] = "rollout-node", rng.choice(["rollout-node", "trainer-node", "driver"])
+    while chosen.count("driver") > 2:  # each costs a start
+        chosen[chosen.index("driver")] = "engine"
+    return chosen
 
 
 def _settings(rng: random.Random, seed: int) -> dict[str, Any]:
