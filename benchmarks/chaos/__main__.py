@@ -7,11 +7,12 @@ A seed repeats its run: the same configuration, the same strikes at the same cou
 """
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -34,6 +35,8 @@ def main() -> None:
     parser.add_argument("--plant", default="", choices=["", *PLANTS], help="a bug; found is then as it should be")
     parser.add_argument("--dir", type=Path, help="where the runs lie; default: a temporary directory")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--no-compare", action="store_true", help="only the judge: no other run of the same configuration")
+    parser.add_argument("--json", type=Path, help="what was struck and found, by seed")
     arguments = parser.parse_args()
     root = arguments.dir or Path(tempfile.mkdtemp(prefix="chaos-"))
     start_s = time.monotonic()
@@ -45,11 +48,13 @@ def main() -> None:
         home = root / f"seed-{seed}"
         shutil.rmtree(home, ignore_errors=True)
         print(f"seed {seed}: {scenario}", flush=True)
-        outcome = RunUnderFire(scenario, home).go()
+        outcome = RunUnderFire(scenario, home, compares=not arguments.no_compare).go()
         outcomes.append((outcome, home))
         show(outcome, home)
     failed = [outcome.scenario.seed for outcome, _ in outcomes if outcome.findings]
     print("\n".join(["", *table(outcomes)]))
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(outcome) for outcome, _ in outcomes], indent=1))
     num_strikes = sum(len(outcome.strikes) for outcome, _ in outcomes)
     print(f"\n{len(outcomes)} runs, {num_strikes} kills, {time.monotonic() - start_s:.0f} s; failed: {failed or 'none'}")
     if not failed and not arguments.keep:

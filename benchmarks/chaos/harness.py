@@ -35,8 +35,8 @@ class Outcome:
 class RunUnderFire:
     """`go()` once."""
 
-    def __init__(self, scenario: Scenario, path: Path) -> None:
-        self.scenario, self.home = scenario, Home(path, scenario)
+    def __init__(self, scenario: Scenario, path: Path, *, compares: bool = True) -> None:
+        self.scenario, self.home, self._compares = scenario, Home(path, scenario), compares
         self.outcome = Outcome(scenario)
         self._cluster: subprocess.Popen[bytes] | None = None
         self._num_trained = 0  # lines of trained.jsonl that were looked at
@@ -161,6 +161,8 @@ class RunUnderFire:
     def _judge(self) -> None:
         run_dir = self.home.run_dir
         self._find(*judge.Judge(run_dir).findings(), *self._sampled_again())
+        if not self._compares:
+            return
         is_repeatable = self.scenario.settings["group_order"] == "submission" and not judge.has_unscored(run_dir)
         self.outcome.compared = "undisturbed" if is_repeatable else "replay"
         other = self._undisturbed() if is_repeatable else self._replay()

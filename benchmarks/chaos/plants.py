@@ -40,7 +40,7 @@ def journal_late() -> None:
     write = Journal.group
 
     def late(self: Any, group: Any, problem: Any) -> None:
-        asyncio.get_running_loop().call_later(0.2, lambda: self._file and write(self, group, problem))
+        asyncio.get_running_loop().call_later(0.03, lambda: self._file and write(self, group, problem))
 
     Journal.group = late  # type: ignore[method-assign]
 
