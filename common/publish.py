@@ -21,7 +21,7 @@ from common.errors import PublishError
 from common.protocols import Engine, Trainer
 from common.records import Request, Response, Sampling
 from common.requests import derive_seed
-from common.spool import TensorLayout, check_spool, weights_sha256, write_safetensors
+from common.spool import TensorLayout, check_spool, fingerprint, weights_sha256, write_safetensors
 from common.timeline import Timeline
 
 Result = TypeVar("Result")
@@ -48,6 +48,8 @@ class Publisher:
         precise = config.rollout.dtype == config.training.dtype == "float32"
         self._max_gap = config.limits.max_probe_gap or PROBE_GAPS["float32" if precise else "bfloat16"]
         self._spool: Path | None = None
+        self._version = -1
+        self.served: tuple[int, str] | None = None
         self.last_gap = 0.0
 
     async def publish(self, version: int, round_index: int | None = None) -> None:
@@ -55,9 +57,21 @@ class Publisher:
 
         Raises PublishError; the engines are then either untouched or reported dead.
         """
-        spool = await self.export(version, round_index)
-        with self._phase("transfer", version, round_index):
-            await self._bounded(self._engines.publish(version, spool), "transfer")
+        await self.export(version, round_index)
+        await self.serve(round_index)
+
+    def fingerprint(self) -> str:
+        """Of the weights exported last."""
+        assert self._spool is not None, "nothing was exported yet"
+        return fingerprint(self._spool)
+
+    async def serve(self, round_index: int | None = None) -> None:
+        """The last two phases: the engines serve what was exported last."""
+        spool, version = self._spool, self._version
+        assert spool is not None, "nothing was exported yet"
+        if self.served != (version, self.fingerprint()):
+            with self._phase("transfer", version, round_index):
+                await self._bounded(self._engines.publish(version, spool), "transfer")
         with self._phase("probe", version, round_index) as found:
             self.last_gap = found["gap"] = await self._bounded(self._probe(version), "probe")
         if not self.last_gap <= self._max_gap:
@@ -65,6 +79,7 @@ class Publisher:
                 f"weight version {version}: after the publish an engine's log-probs differ from the trainer's by "
                 f"{self.last_gap:.3g}, above limits.max_probe_gap ({self._max_gap:g}): it does not serve the weights it was given"
             )
+        self.served = (version, self.fingerprint())
 
     async def export(self, version: int, round_index: int | None = None) -> Path:
         """The first two phases: a checked spool, which replaces the one before."""
@@ -76,7 +91,7 @@ class Publisher:
             await asyncio.to_thread(check_spool, spool, version, self._layout)
         if self._spool is not None and self._spool != spool:
             shutil.rmtree(self._spool, ignore_errors=True)
-        self._spool = spool
+        self._spool, self._version = spool, version
         return spool
 
     def sha256(self) -> str:

@@ -209,6 +209,13 @@ def weights_sha256(spool: Path) -> str:
     return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
 
 
+def fingerprint(spool: Path) -> str:
+    """Of names, shapes, dtypes and checksums: spools of equal weights have the same, whatever their version."""
+    tensors = read_manifest(spool)
+    parts = [f"{name} {entry['dtype']} {entry['shape']} {entry['crc32']}" for name, entry in sorted(tensors.items())]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def write_safetensors(spool: Path, directory: Path, *, move: bool = False) -> None:
     """Copy the weights under the names that transformers and vLLM look for; `move` them where the spool is done with."""
     bring: Callable[[Path, Path], object] = shutil.move if move else shutil.copyfile
