@@ -85,6 +85,10 @@ class FakeVllmEngine:
         self._fake.load(version, weight)
         return {"load": 0.04}
 
+    async def adopt(self, version: int) -> None:
+        """For a planted bug: say that this version is served, with whatever weights there are."""
+        self._fake.load(version, self._fake._weight)
+
     async def health(self) -> tuple[bool, int, int, str]:
         (state,) = await self._fake.health()
         return True, state.weight_version, state.num_running, ""

@@ -47,7 +47,15 @@ def journal_late() -> None:
 
 def join_unpublished() -> None:
     """A new engine in place of a dead one joins without the weights, under the version that the others serve."""
-    raise NotImplementedError
+    from common.publish import Publisher
+
+    async def bring(self: Any, engine: Any, place: int) -> str:
+        if self._served is not None:
+            await engine.actor.adopt.remote(self._served.version)
+        await self._engines.join(engine, place)
+        return "planted"
+
+    Publisher.bring = bring  # type: ignore[method-assign]
 
 
 def sampler_at_start() -> None:
