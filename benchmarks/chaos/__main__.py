@@ -20,7 +20,7 @@ sys.path[:0] = [str(BENCHMARKS.parent), str(BENCHMARKS)]
 
 from chaos.harness import Outcome, RunUnderFire  # noqa: E402
 from chaos.plants import PLANTS  # noqa: E402
-from chaos.scenario import make_scenario  # noqa: E402
+from chaos.scenario import make_real_scenario, make_scenario  # noqa: E402
 from chaos.times import table  # noqa: E402
 
 
@@ -28,6 +28,7 @@ def main() -> None:
     """Run, print, exit 1 where a run was not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0-29", help="for example 0-29 or 3,7")
+    parser.add_argument("--real", action="store_true", help="vLLM and FSDP2 on the quickstart's model")
     parser.add_argument("--nodes", choices=["yes", "no"], help="a cluster of nodes, whatever the seed says")
     parser.add_argument(
         "--kinds", default="", help="what is struck, in this order, whatever the seed says: engine,rank,driver ..."
@@ -44,7 +45,7 @@ def main() -> None:
     for seed in seeds(arguments.seeds):
         nodes = None if arguments.nodes is None else arguments.nodes == "yes"
         scenario = make_scenario(seed, nodes=nodes, kinds=[kind for kind in arguments.kinds.split(",") if kind])
-        scenario = replace(scenario, plant=arguments.plant)
+        scenario = make_real_scenario(seed) if arguments.real else replace(scenario, plant=arguments.plant)
         home = root / f"seed-{seed}"
         shutil.rmtree(home, ignore_errors=True)
         print(f"seed {seed}: {scenario}", flush=True)
@@ -70,8 +71,9 @@ def show(outcome: Outcome, home: Path) -> None:
     for line in outcome.findings[:12]:
         print(f"    {line}")
     if outcome.findings:
-        seed = outcome.scenario.seed
-        print(f"    again: {Path(sys.executable).name} benchmarks/chaos --seeds {seed}; its files: {home}", flush=True)
+        real = " --real" if outcome.scenario.is_real else ""
+        again = f"{Path(sys.executable).name} benchmarks/chaos --seeds {outcome.scenario.seed}{real}"
+        print(f"    again: {again}; its files: {home}", flush=True)
 
 
 def seeds(text: str) -> list[int]:

@@ -13,24 +13,21 @@ from pathlib import Path
 
 import psutil
 
-from rolloutpipe_torch import cluster as product
+from rolloutpipe_torch.cluster import prepare_node
 
 _STORE_BYTES = 100 * 2**20
+# Ray's own would notice the death of a node after 15 s.
+_HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 
 
 def main() -> None:
     """Until stdin is closed."""
-    import os
-
-    for name, value in product._ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import ray
+    prepare_node()
     from ray.cluster_utils import Cluster
 
     logging.getLogger().setLevel(logging.ERROR)
-    del ray
     output = Path(sys.argv[1])
-    head = {"num_cpus": 2, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+    head = {"num_cpus": 2, "object_store_memory": _STORE_BYTES, "include_dashboard": False, "_system_config": _HEALTH}
     cluster = Cluster(initialize_head=True, head_node_args=head)
 
     def add(kind: str) -> object:

@@ -19,9 +19,11 @@ from common.protocols import Problem
 from common.records import Group
 from common.spool import model_layout
 from common.workloads.load import Workload
+from rolloutpipe_torch import cluster
 from rolloutpipe_torch.rollout import pool
 
 NUM_PROBLEMS = 400
+REAL = "CHAOS_REAL"  # set: nothing is replaced, vLLM and FSDP2 run
 
 
 class _Tokenizer:
@@ -32,8 +34,10 @@ class _Tokenizer:
 def main() -> None:
     """Patch, then run the command."""
     enter("driver")
-    replace_parts()
+    if not os.environ.get(REAL):
+        replace_parts()
     note_clock()
+    strike_at_events()
     strike_in_journal()
     plants.plant(os.environ.get(plants.VARIABLE, ""))
     reach("driver-start")
@@ -44,6 +48,7 @@ def replace_parts() -> None:
     """Engines, trainer, model and problems."""
     pool.ENGINE_CLASS = FakeVllmEngine
     pool._PROCESS_BYTES = 2**28  # a fake is no vLLM
+    cluster._ANSWER_S = 60.0  # a cluster of three nodes on two cores is slow to answer
     prepare.TRAINER_ROOMS["torch"] = "chaos.fake_room"
     train.prepare = _prepare
 
@@ -74,6 +79,18 @@ def note_clock() -> None:
         append(home() / "clocks.jsonl", {"pid": os.getpid(), "zero_s": time.time() - self.now(), "from_s": self.now()})
 
     timeline.Timeline.__init__ = noting  # type: ignore[method-assign]
+
+
+def strike_at_events() -> None:
+    """Each kind of event of the timeline is a moment: `event-dispatch`, `event-update` ..."""
+    emit = timeline.Timeline.emit
+
+    def telling(self: timeline.Timeline, kind: str, **fields: Any) -> timeline.Event:
+        event = emit(self, kind, **fields)
+        reach(f"event-{kind}")
+        return event
+
+    timeline.Timeline.emit = telling  # type: ignore[method-assign]
 
 
 def strike_in_journal() -> None:

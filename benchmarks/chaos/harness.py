@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,10 @@ from safetensors.numpy import save_file
 
 from chaos import journals, judge, moments
 from chaos.arithmetic import LAYOUT, Weights
-from chaos.processes import Home, Watcher, dump_stacks
+from chaos.processes import ROOT, Home, Watcher, dump_stacks
 from chaos.scenario import Scenario
 
-LIFE_S = 150.0  # of one start of the driver
+LIFE_S, REAL_LIFE_S = 150.0, 500.0  # of one start of the driver
 MAX_STARTS = 8
 
 
@@ -61,8 +62,11 @@ class RunUnderFire:
         self.outcome.findings += lines
 
     def _write_config(self) -> None:
-        model = write_model(self.home.path / "model")
-        settings = {**self.scenario.settings, "model": {"path": str(model)}, "run_dir": str(self.home.run_dir)}
+        if self.scenario.is_real:
+            settings = {**yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text()), **self.scenario.settings}
+        else:
+            settings = {**self.scenario.settings, "model": {"path": str(write_model(self.home.path / "model"))}}
+        settings["run_dir"] = str(self.home.run_dir)
         (self.home.path / "config.yaml").write_text(yaml.safe_dump(settings))
 
     def _start_cluster(self) -> None:
@@ -86,7 +90,7 @@ class RunUnderFire:
                 left = [] if self._cluster is not None else self.home.wait_for_none(besides)
                 self._find(*(f"left behind at the end: {process}" for process in left))
                 return True
-            if code != -9 or not self._was_struck():
+            if code != -signal.SIGKILL or not self._was_struck():
                 self._find(f"the driver ended with {code}: {output.read_text()[-600:].strip()}")
                 return False
             if self._cluster is None:
@@ -104,14 +108,15 @@ class RunUnderFire:
             words.append(f"cluster.address={json.loads((self.home.path / 'cluster.json').read_text())['address']}")
         moments.append(self.home.path / "starts.jsonl", {"wall_s": time.time()})
         process = self.home.start(["chaos.driver", "train", *words], output)
-        deadline = time.monotonic() + LIFE_S
+        life_s = REAL_LIFE_S if self.scenario.is_real else LIFE_S
+        deadline = time.monotonic() + life_s
         while (code := process.poll()) is None:
             watcher.look()
             if time.monotonic() > deadline:
                 dump_stacks(process)
                 process.kill()
                 process.wait()
-                self._find(f"hung: no end within {LIFE_S:g} s")
+                self._find(f"hung: no end within {life_s:g} s")
                 return -1
             time.sleep(0.005)
         return code
@@ -129,6 +134,8 @@ class RunUnderFire:
 
     def _check_order(self) -> None:
         """What ranks have seen was on disk before: else a resume would not know of it."""
+        if self.scenario.is_real:
+            return
         on_disk = journals.digests_on_disk(self.home.run_dir)
         seen = read_lines(self.home.path / "trained.jsonl")[self._num_trained :]
         self._num_trained += len(seen)
@@ -160,14 +167,25 @@ class RunUnderFire:
 
     def _judge(self) -> None:
         run_dir = self.home.run_dir
-        self._find(*judge.Judge(run_dir).findings(), *self._sampled_again())
+        self._find(*judge.Judge(run_dir, is_fake=not self.scenario.is_real).findings(), *self._sampled_again())
         if not self._compares:
+            return
+        if self.scenario.is_real:
+            self._compare_real()
             return
         is_repeatable = self.scenario.settings["group_order"] == "submission" and not judge.has_unscored(run_dir)
         self.outcome.compared = "undisturbed" if is_repeatable else "replay"
         other = self._undisturbed() if is_repeatable else self._replay()
         if other is not None and other != judge.final_weights(run_dir):
             self._find(f"the final weights differ from those of the {self.outcome.compared} run")
+
+    def _compare_real(self) -> None:
+        """A replay must come out the same; of an undisturbed run, whose engine batched otherwise, it is said."""
+        weights = judge.final_weights(self.home.run_dir)
+        if (other := self._replay()) is not None and other != weights:
+            self._find("the final weights differ from those of the replay run")
+        undisturbed = self._undisturbed()
+        self.outcome.compared = f"replay; an undisturbed run's are {'the same' if undisturbed == weights else 'others'}"
 
     def _sampled_again(self) -> list[str]:
         """Groups that were on disk when the driver died, and were asked of an engine after it."""
@@ -213,7 +231,9 @@ class RunUnderFire:
                 return None
             if before is not None and any(event["kind"] == "dispatch" for event in judge.read_events(other.home.run_dir)):
                 self._find("the replay sampled something")
-            self._find(*(f"{name} run: {line}" for line in judge.Judge(other.home.run_dir).findings()))
+            self._find(
+                *(f"{name} run: {line}" for line in judge.Judge(other.home.run_dir, is_fake=not scenario.is_real).findings())
+            )
             return judge.final_weights(other.home.run_dir)
         finally:
             other._end()

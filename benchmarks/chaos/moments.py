@@ -21,6 +21,8 @@ from typing import Any
 import psutil
 
 HOME = "CHAOS_HOME"
+# Of real runs, whose processes do not enter themselves: how their titles begin.
+TITLES = {"vllm-actor": "ray::VllmEngine", "vllm-core": "VLLM::EngineCore", "fsdp-rank": "ray::RankProcess"}
 
 
 def home() -> Path:
@@ -86,9 +88,23 @@ def targets(kind: str) -> list[psutil.Process]:
     if kind in ("engine", "rank", "driver"):
         places = sorted((home() / "pids").glob(f"{kind}*"))
         return [process for place in places if (process := process_of(place)) is not None]
+    if kind in TITLES:
+        return [process for process in marked(str(home())) if " ".join(_cmdline(process)).startswith(TITLES[kind])]
     driver = process_of(home() / "pids" / "driver")
     nurseries = [child for child in _children(driver) if "common.rewards.nursery" in " ".join(_cmdline(child))]
     return nurseries if kind == "nursery" else [worker for nursery in nurseries for worker in _children(nursery)]
+
+
+def marked(path: str) -> list[psutil.Process]:
+    """All processes of the run whose home this is, by their environment, wherever they stand in the tree."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(HOME) == path:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
 def _children(process: psutil.Process | None) -> list[psutil.Process]:

@@ -30,6 +30,8 @@ class Home:
         (path / "plan.json").write_text(json.dumps([asdict(strike) for strike in scenario.strikes]))
         python_path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
         self.environment = {**os.environ, moments.HOME: str(path), "PYTHONPATH": python_path, "CHAOS_PLANT": scenario.plant}
+        if scenario.is_real:
+            self.environment["CHAOS_REAL"] = "yes"
 
     def start(self, arguments: list[str], output: Path) -> subprocess.Popen[bytes]:
         """A Python module in a session of its own."""
@@ -46,15 +48,7 @@ class Home:
 
     def left(self) -> list[psutil.Process]:
         """Processes of this run, wherever they stand in the tree."""
-        mark = str(self.path)
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(moments.HOME) == mark:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return moments.marked(str(self.path))
 
     def wait_for_none(self, besides: tuple[int, ...] = ()) -> list[str]:
         """What is still there when time is up."""

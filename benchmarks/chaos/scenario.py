@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 DRIVER_POINTS = ("before-line", "half-line", "after-line", "accumulate", "finish", "export", "publish", "save", "generate")
@@ -32,7 +32,7 @@ class Scenario:
     strikes: tuple[Strike, ...] = ()
     has_nodes: bool = False  # a Ray cluster with rollout and trainer on different nodes
     plant: str = ""
-    notes: str = field(default="")
+    is_real: bool = False  # vLLM and FSDP2 on the quickstart's model; settings are changes to configs/quickstart.yaml
 
     def __str__(self) -> str:
         s = self.settings
@@ -53,6 +53,34 @@ def make_scenario(seed: int, *, nodes: bool | None = None, kinds: Sequence[str] 
         settings["cluster"] = {"rollout": {"resource": "rollout"}, "trainer": {"resource": "trainer"}}
     strikes = tuple(_strike(rng, number, kind, settings) for number, kind in enumerate(chosen))
     return Scenario(seed=seed, settings=settings, strikes=strikes, has_nodes=has_nodes)
+
+
+def make_real_scenario(seed: int) -> Scenario:
+    """The quickstart, shortened; each of its processes is struck, and the driver last."""
+    rng = random.Random(f"real {seed}")
+    settings: dict[str, Any] = {
+        "name": f"chaos-real-{seed}",
+        "seed": seed,
+        "rounds": 4,
+        "schedule": ["fgd", "adaptive", "cgp", "serial"][seed % 4],
+        "groups_per_round": 16,
+        "responses_per_group": 8,
+        "groups_per_update": 4,
+        "group_order": ["submission", "arrival"][seed % 2],
+        "filter": "keep",
+        "rollout": {"replicas": 1, "capacity": 32},
+        "checkpoint": {"every": 1},
+        "supervision": {"pause_s": 0.1},
+        "limits": {"max_logprob_gap": 1e-4, "update_timeout_s": 120, "publish_timeout_s": 120},
+    }
+    points = {"event-response": 4 * 16 * 8, "event-group_complete": 4 * 16, "event-update": 4 * 4, "event-publish": 4 * 4}
+    targets = ["vllm-actor", "vllm-core", "fsdp-rank", "driver"]
+    strikes = []
+    for number, target in enumerate(targets):
+        point = rng.choice(list(points))
+        nth = max(1, int(points[point] * rng.uniform(0.25 * number, 0.25 * number + 0.2)))
+        strikes.append(Strike(number=number, point=point, nth=nth, target=target, delay_s=round(rng.uniform(0.001, 0.3), 3)))
+    return Scenario(seed=seed, settings=settings, strikes=tuple(strikes), is_real=True)
 
 
 def _kinds(rng: random.Random, has_nodes: bool) -> list[str]:

@@ -8,6 +8,9 @@ from typing import Any
 from chaos.harness import Outcome, read_lines
 from chaos.judge import read_events
 
+# What the timeline calls the part that a struck process belongs to.
+PARTS = dict.fromkeys(("engine", "vllm-actor", "vllm-core", "rollout-node"), "engine")
+PARTS |= dict.fromkeys(("rank", "fsdp-rank", "trainer-node"), "trainer")
 Times = dict[str, list[tuple[float, float]]]  # by kind: (noticed after, recovered after) in seconds
 
 
@@ -25,7 +28,7 @@ def recovery_times(home: Path) -> Times:
             if start_s is not None and done_s is not None:
                 times[kind].append((start_s - struck_s, done_s - start_s))
             continue
-        part = {"engine": "engine", "rollout-node": "engine", "rank": "trainer", "trainer-node": "trainer"}.get(kind)
+        part = PARTS.get(kind)
         found = _fault_and_recovery(later, part) if part is not None else None
         if found is not None:
             times[kind].append((found[0] - struck_s, found[1] - struck_s))
