@@ -181,6 +181,7 @@ class Publisher:
                 raise
             self._is_torn = False
             if pool is not None and not pool.replicas:
+                pool.version = None  # whoever joins now has no weights yet
                 return fault or "its engines were lost"
             self._served = weights
         return None
