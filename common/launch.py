@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from common.config import Config
+from common.keeper import Keeper
 from common.prepare import Prepared, room_of
 from common.publish import Publisher
 from common.rewards.verifier import make_verifier
@@ -43,11 +44,12 @@ def ray_running(timeline: Timeline) -> Iterator[None]:
 async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline) -> AsyncIterator[RunParts]:
     """Engines, trainer ranks and verifier workers, for the time of the block; Ray must run."""
     closing: list[Any] = []  # what has `close`
-    publisher = None
+    publisher = keeper = None
     try:
         timeline.emit("phase", name="starting engines, trainer and verifier")
         engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing)
         publisher = _publisher(config, prepared, run_dir, timeline, engine, trainer)
+        keeper = _keeper(config, prepared, run_dir, timeline, engine, publisher)
         yield RunParts(
             engine=engine,
             trainer=trainer,
@@ -60,6 +62,8 @@ async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline
             model_dir=prepared.model_dir,
         )
     finally:
+        if keeper is not None:
+            await keeper.close()  # first: else it would start again what is closed
         await close_all(closing, config.limits.close_timeout_s)
         if publisher is not None:
             publisher.close()
@@ -78,6 +82,19 @@ def _publisher(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Ti
     )
 
 
+def _keeper(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, engine: Any, publisher: Publisher) -> Keeper:
+    """Keeps the pool's engines alive from now on."""
+    pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
+
+    def start(place: int) -> Awaitable[Any]:
+        started: Awaitable[Any] = pool_room.start_engine(config, place, prepared.model_dir, run_dir.logs, prepared.max_model_len)
+        return started
+
+    keeper = Keeper(config, pool=engine, publisher=publisher, start=start, timeline=timeline)
+    keeper.keep()
+    return keeper
+
+
 async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closing: list[Any]) -> tuple[Any, Any, Any]:
     """Start the three side by side. What has started stands in `closing`, also where another fails or Ctrl-C comes."""
     pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
@@ -92,7 +109,7 @@ async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closin
     model_dir, logs = prepared.model_dir, run_dir.logs
     start_pool, start_trainer = pool_room.start_pool, room_of(config, "trainer").start_trainer
     engine, trainer, _ = await together(
-        keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len)),
+        keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len, min_replicas=config.rollout.min_replicas)),
         keep(lambda: start_trainer(config, model_dir, logs, prepared.max_model_len)),
         verifier.start(config.limits.start_timeout_s),
     )

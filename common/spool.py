@@ -199,6 +199,12 @@ def _manifest(spool: Path) -> dict[str, Any]:
     return manifest
 
 
+def fingerprint(spool: Path) -> str:
+    """Of the manifest's tensors: name, dtype, shape and crc32. Reads no weights."""
+    entries = [[name, tensor["dtype"], tensor["shape"], tensor["crc32"]] for name, tensor in sorted(read_manifest(spool).items())]
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
 def weights_sha256(spool: Path) -> str:
     """Of all tensors by name: equal exactly when every weight is bit-identical."""
     parts: dict[str, str] = {}
@@ -207,13 +213,6 @@ def weights_sha256(spool: Path) -> str:
             header = f"{name} {entry['dtype']} {entry['shape']}\n".encode()
             parts[name] = hashlib.sha256(header + entry["data"]).hexdigest()
     return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
-
-
-def fingerprint(spool: Path) -> str:
-    """Of names, shapes, dtypes and checksums: spools of equal weights have the same, whatever their version."""
-    tensors = read_manifest(spool)
-    parts = [f"{name} {entry['dtype']} {entry['shape']} {entry['crc32']}" for name, entry in sorted(tensors.items())]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def write_safetensors(spool: Path, directory: Path, *, move: bool = False) -> None:
