@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from common.config import Config
+from common.config_cluster import ClusterConfig
 from common.prepare import Prepared, room_of
 from common.publish import Publisher
 from common.rewards.verifier import make_verifier
@@ -23,14 +24,20 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
+def check_cluster(settings: ClusterConfig) -> None:
+    """Raises ConfigError within seconds where the configuration names a cluster and none answers; nothing is joined."""
+    if not settings.is_local:
+        importlib.import_module("rolloutpipe_torch.cluster").check_answers(settings)
+
+
 @contextmanager
-def ray_running(timeline: Timeline) -> Iterator[None]:
-    """Ray, for the time of the block."""
+def ray_running(timeline: Timeline, settings: ClusterConfig) -> Iterator[None]:
+    """Ray, for the time of the block. Raises ConfigError where no cluster answers."""
     cluster = importlib.import_module("rolloutpipe_torch.cluster")
     timeline.emit("phase", name="starting Ray")
     try:
         try:
-            cluster.start_ray()
+            cluster.start_ray(settings)
         except SystemExit:  # Ray's own answer to SIGTERM, while it starts
             raise KeyboardInterrupt from None
         end_on_sigterm()  # Ray has put its answer in place of ours
@@ -81,6 +88,8 @@ def _publisher(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Ti
 async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closing: list[Any]) -> tuple[Any, Any, Any]:
     """Start the three side by side. What has started stands in `closing`, also where another fails or Ctrl-C comes."""
     pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
+    placing = importlib.import_module("rolloutpipe_torch.placing").Placing(config)  # before anything starts
+    options = None if config.cluster.is_local else placing.rank_options
     verifier = make_verifier(config.rewards, examples=prepared.examples, log=run_dir.logs / "verifier.log")
     closing.append(verifier)
 
@@ -92,8 +101,8 @@ async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closin
     model_dir, logs = prepared.model_dir, run_dir.logs
     start_pool, start_trainer = pool_room.start_pool, room_of(config, "trainer").start_trainer
     engine, trainer, _ = await together(
-        keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len)),
-        keep(lambda: start_trainer(config, model_dir, logs, prepared.max_model_len)),
+        keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len, placing=placing)),
+        keep(lambda: start_trainer(config, model_dir, logs, prepared.max_model_len, options)),
         verifier.start(config.limits.start_timeout_s),
     )
     return engine, trainer, verifier

@@ -20,6 +20,7 @@ from common.pool import Pool
 from common.protocols import Health
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import model_layout
+from rolloutpipe_torch.placing import Placing
 from rolloutpipe_torch.rollout.engine import UNSET, EngineSettings, VllmEngine, one_line
 from rolloutpipe_torch.room import has_gpus
 
@@ -139,17 +140,20 @@ class RemoteEngine:
         return EngineError(f"{self.name}: {lines[-1] if 'creation task' in lines[0] else lines[0]}")
 
 
-async def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> Pool:
-    """Start all replicas at the same time; Ray must run (`cluster.start_ray`).
+async def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: int, placing: Placing | None = None) -> Pool:
+    """Start all replicas at the same time; Ray must run (`cluster.start_ray`). `placing` says where.
 
     Raises ConfigError where they do not fit into memory, and EngineError where one fails or `limits.start_timeout_s`
     passes; then, and where the call is cancelled, none is left.
     """
     check_room(config, model_dir)
     log_dir.mkdir(parents=True, exist_ok=True)
-    on_gpu = has_gpus()
+    placing = placing or Placing(config, ["rollout"])
+    on_gpu = placing.on_gpu("rollout")
     engines = [
-        _start_actor(_settings(config, f"engine-{index}", model_dir, log_dir, max_model_len, on_gpu))
+        _start_actor(
+            _settings(config, f"engine-{index}", model_dir, log_dir, max_model_len, on_gpu), placing.engine_options(index)
+        )
         for index in range(config.rollout.replicas)
     ]
     try:
@@ -162,13 +166,15 @@ async def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_l
 
 
 def check_room(config: Config, model_dir: Path | None = None) -> None:
-    """Raises ConfigError where the replicas' memory exceeds what this machine has available.
+    """Raises ConfigError where the replicas' memory exceeds what this machine has available; not asked of a cluster.
 
     The model counts where its directory is known. With GPUs, weights and cache live
     there and vLLM checks them itself.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(explain("rollout", "needs vLLM, which is not installed", None, "see `rolloutpipe doctor`"))
+    if not config.cluster.is_local:
+        return  # `placing` asks the nodes
     rollout = config.rollout
     on_gpu = has_gpus()
     cores = len(os.sched_getaffinity(0))
@@ -212,10 +218,9 @@ def _settings(config: Config, name: str, model_dir: Path, log_dir: Path, max_mod
     )
 
 
-def _start_actor(settings: EngineSettings) -> RemoteEngine:
+def _start_actor(settings: EngineSettings, place: dict[str, Any]) -> RemoteEngine:
     options = {
-        "num_cpus": 0,
-        "num_gpus": settings.tensor_parallel if settings.on_gpu else 0,
+        **place,
         "max_concurrency": 2 * settings.capacity + 16,  # aborts and health must get through a full engine
         "max_restarts": 0,  # a new process would serve random weights
     }
