@@ -32,11 +32,11 @@ _CONNECT_S, _ANSWER_S = 2.0, 6.0
 # In a process of its own: Ray's client waits for 80 s for what is no Ray, writes of it, and cannot be told otherwise.
 _PROBE = """
 import json, sys
-from ray._private.usage.usage_lib import get_cluster_metadata
+from ray._common.usage.usage_lib import get_cluster_metadata
 from ray._raylet import GcsClient
 client = GcsClient(address=sys.argv[1])
 found = get_cluster_metadata(client)
-print(json.dumps([found["ray_version"], found["python_version"]]))
+print(json.dumps(found and [found["ray_version"], found["python_version"]]))
 """
 
 
@@ -119,12 +119,15 @@ def _check_versions(found: str) -> None:
     except OSError as error:
         raise _no_answer(found, error.strerror or str(error) or type(error).__name__) from error
     try:
-        probe = subprocess.run([sys.executable, "-c", _PROBE, found], capture_output=True, timeout=_ANSWER_S, check=True)
-        versions = tuple(json.loads(probe.stdout))
-    except (subprocess.SubprocessError, ValueError) as error:
+        probe = subprocess.run([sys.executable, "-c", _PROBE, found], capture_output=True, text=True, timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired as error:
         raise _no_answer(found, f"what listens there does not answer as Ray within {_ANSWER_S:g} s") from error
-    mine = (ray.__version__, ".".join(map(str, sys.version_info[:3])))
-    if versions != mine:
+    if probe.returncode:
+        lines = probe.stderr.strip().splitlines() or [f"exit status {probe.returncode}"]
+        raise _no_answer(found, f"asking it failed with {lines[-1]}")
+    versions = json.loads(probe.stdout.splitlines()[-1])
+    mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
+    if versions is not None and versions != mine:
         rule = f"must be a cluster of Ray {mine[0]} and Python {mine[1]}, as here"
         theirs = f"Ray {versions[0]} and Python {versions[1]} at {found}"
         raise ConfigError(explain("cluster.address", rule, theirs, "install the same versions on all nodes"))

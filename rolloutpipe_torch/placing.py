@@ -152,7 +152,7 @@ def _check_room(demand: Demand, resources: Sequence[dict[str, float]]) -> None:
     where = f"cluster.{demand.pool}"
     largest, there = max(node.get(unit, 0) for node in resources), sum(node.get(unit, 0) for node in resources)
     if there < demand.count * each:
-        rule = f"asks for {demand.count * each:g} {_words(unit)}{_described(demand.place)}, the cluster must have them"
+        rule = f"asks for {demand.count * each:g} {_words(unit)} on nodes{_described(demand.place)}, the cluster must have them"
         raise ConfigError(explain(where, rule, f"{there:g}", f"add nodes, or lower {demand.counts}"))
     if largest < each:
         rule = f"must be at most the {largest:g} {_words(unit)} of one node{_described(demand.place)}"
@@ -183,7 +183,7 @@ def _reserve(demand: Demand) -> PlacementGroup:
     remove_placement_group(group)
     unit = demand.unit
     free = ray.available_resources().get(unit, 0)
-    what = f"{demand.count * demand.bundle[unit]:g} {_words(unit)}{_described(demand.place)}"
+    what = f"{demand.count * demand.bundle[unit]:g} {_words(unit)} on nodes{_described(demand.place)}"
     rule = f"asks for {what}, which must become free within {_RESERVE_S:g} s"
     raise ConfigError(explain(f"cluster.{demand.pool}", rule, f"{free:g} free in all", "end what else runs, or add nodes"))
 
@@ -191,7 +191,7 @@ def _reserve(demand: Demand) -> PlacementGroup:
 def _described(place: PlaceConfig) -> str:
     parts = [f"label {name}={value}" for name, value in place.labels.items()]
     parts += [f"resource {place.resource}"] if place.resource is not None else []
-    return f" on nodes with {' and '.join(parts)}" if parts else ""
+    return f" with {' and '.join(parts)}" if parts else ""
 
 
 def _words(unit: str) -> str:
