@@ -9,6 +9,7 @@ from typing import Any
 
 from common.config import Config
 from common.config_cluster import ClusterConfig
+from common.keeper import Keeper
 from common.prepare import Prepared, room_of
 from common.publish import Publisher
 from common.rewards.verifier import make_verifier
@@ -50,11 +51,13 @@ def ray_running(timeline: Timeline, settings: ClusterConfig) -> Iterator[None]:
 async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline) -> AsyncIterator[RunParts]:
     """Engines, trainer ranks and verifier workers, for the time of the block; Ray must run."""
     closing: list[Any] = []  # what has `close`
-    publisher = None
+    publisher = keeper = None
     try:
         timeline.emit("phase", name="starting engines, trainer and verifier")
-        engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing)
+        placing = importlib.import_module("rolloutpipe_torch.placing").Placing(config)
+        engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing, placing)
         publisher = _publisher(config, prepared, run_dir, timeline, engine, trainer)
+        keeper = _keeper(config, prepared, run_dir, timeline, engine, publisher, placing)
         yield RunParts(
             engine=engine,
             trainer=trainer,
@@ -67,6 +70,8 @@ async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline
             model_dir=prepared.model_dir,
         )
     finally:
+        if keeper is not None:
+            await keeper.close()  # first: else it would start again what is closed
         await close_all(closing, config.limits.close_timeout_s)
         if publisher is not None:
             publisher.close()
@@ -85,11 +90,28 @@ def _publisher(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Ti
     )
 
 
-async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closing: list[Any]) -> tuple[Any, Any, Any]:
+def _keeper(
+    config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, engine: Any, publisher: Publisher, placing: Any
+) -> Keeper:
+    """Keeps the pool's engines alive from now on."""
+    pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
+
+    def start(place: int) -> Awaitable[Any]:
+        started: Awaitable[Any] = pool_room.start_engine(
+            config, place, prepared.model_dir, run_dir.logs, prepared.max_model_len, placing
+        )
+        return started
+
+    keeper = Keeper(config, pool=engine, publisher=publisher, start=start, timeline=timeline)
+    keeper.keep()
+    return keeper
+
+
+async def _start_all(
+    config: Config, prepared: Prepared, run_dir: RunDir, closing: list[Any], placing: Any
+) -> tuple[Any, Any, Any]:
     """Start the three side by side. What has started stands in `closing`, also where another fails or Ctrl-C comes."""
     pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
-    placing = importlib.import_module("rolloutpipe_torch.placing").Placing(config)  # before anything starts
-    options = None if config.cluster.is_local else placing.rank_options
     verifier = make_verifier(config.rewards, examples=prepared.examples, log=run_dir.logs / "verifier.log")
     closing.append(verifier)
 
@@ -98,11 +120,12 @@ async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closin
         closing.append(part)
         return part
 
-    model_dir, logs = prepared.model_dir, run_dir.logs
+    of_model = (config, prepared.model_dir, run_dir.logs, prepared.max_model_len)
     start_pool, start_trainer = pool_room.start_pool, room_of(config, "trainer").start_trainer
+    options = None if config.cluster.is_local else placing.rank_options
     engine, trainer, _ = await together(
-        keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len, placing=placing)),
-        keep(lambda: start_trainer(config, model_dir, logs, prepared.max_model_len, options)),
+        keep(lambda: start_pool(*of_model, min_replicas=config.rollout.min_replicas, placing=placing)),
+        keep(lambda: start_trainer(*of_model, options)),
         verifier.start(config.limits.start_timeout_s),
     )
     return engine, trainer, verifier

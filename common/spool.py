@@ -199,6 +199,12 @@ def _manifest(spool: Path) -> dict[str, Any]:
     return manifest
 
 
+def fingerprint(spool: Path) -> str:
+    """Of the manifest's tensors: name, dtype, shape and crc32. Reads no weights."""
+    entries = [[name, tensor["dtype"], tensor["shape"], tensor["crc32"]] for name, tensor in sorted(read_manifest(spool).items())]
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
 def weights_sha256(spool: Path) -> str:
     """Of all tensors by name: equal exactly when every weight is bit-identical."""
     parts: dict[str, str] = {}
