@@ -17,7 +17,7 @@ from chaos.arithmetic import LAYOUT, Weights
 from chaos.processes import ROOT, Home, Watcher, dump_stacks
 from chaos.scenario import Scenario
 
-LIFE_S, REAL_LIFE_S = 150.0, 500.0  # of one start of the driver
+LIFE_S, REAL_LIFE_S = 300.0, 600.0  # of one start of the driver
 MAX_STARTS = 8
 
 

@@ -17,7 +17,7 @@ from chaos import moments
 from chaos.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
-END_S = 15.0  # after the driver: until Ray's own processes have noticed
+END_S = 45.0  # after the driver: until Ray's own processes have noticed, also one that was just being started
 
 
 class Home:
