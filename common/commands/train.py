@@ -6,7 +6,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from rich.console import Console
 
 from common.config import Config, load_config
@@ -18,6 +17,7 @@ from common.prepare import Prepared, prepare
 from common.report.html import write_report
 from common.report.tensorboard import TensorboardListener
 from common.report.trace import write_trace
+from common.resume import check_same_run
 from common.run import Run, RunResult
 from common.rundir import (
     RunDir,
@@ -30,8 +30,6 @@ from common.rundir import (
     write_config,
 )
 from common.timeline import Timeline, read_timeline
-
-FIXED = ("seed", "model", "workload", "trainer", "groups_per_round", "responses_per_group", "groups_per_update")
 
 
 def resolve(config_path: Path | None, overrides: list[str], resume: Path | None) -> tuple[Config, RunDir]:
@@ -48,10 +46,7 @@ def resolve(config_path: Path | None, overrides: list[str], resume: Path | None)
         )
     before = load_config(run_dir.config)
     config = load_config(config_path or run_dir.config, overrides)
-    for field in FIXED:
-        if getattr(config, field) != getattr(before, field):
-            rule = f"must be what the run was started with ({_plain(getattr(before, field))})"
-            raise ConfigError(explain(field, rule, _plain(getattr(config, field)), "leave it out, or start a new run"))
+    check_same_run(config, before, run_dir)
     if config.run_dir is not None and config.run_dir != before.run_dir and Path(config.run_dir).resolve() != resume.resolve():
         raise ConfigError(explain("run_dir", f"must be the run to resume ({resume})", config.run_dir, "leave it out"))
     newest_checkpoint(run_dir)  # there must be one
@@ -68,10 +63,6 @@ def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
         return dict(json.loads(run_dir.result.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable result.json", str(run_dir.path), "remove that file")) from error
-
-
-def _plain(value: object) -> object:
-    return value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value
 
 
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:

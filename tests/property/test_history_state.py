@@ -73,7 +73,7 @@ def test_a_broken_state_is_refused_and_changes_nothing(name: str, broken: Any) -
         del state[name]
     else:
         state[name] = broken
-    with pytest.raises(DataError, match="history: must be what History.state gave"):
+    with pytest.raises(DataError, match=r"history: must be what History\.state gave"):
         history.restore(state)
     assert forecasts(history) == before
 
