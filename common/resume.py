@@ -66,8 +66,8 @@ def check_same_run(config: Config, before: Config, run_dir: RunDir) -> None:
     identity that it has.
     """
     found = list(_differences(_settings(before), _settings(config)))
-    if [field for field, _, _ in found] == ["model.path"] and _is_same_model(config, run_dir):
-        return
+    if any(field == "model.path" for field, _, _ in found) and _is_same_model(config, run_dir):
+        found = [difference for difference in found if difference[0] != "model.path"]
     if found:
         (field, was, now), *others = found
         also = f"also different: {', '.join(name for name, _, _ in others)}; leave them out" if others else "leave it out"
@@ -110,9 +110,8 @@ def _differences(before: dict[str, Any], after: dict[str, Any], prefix: str = ""
 
 
 def _is_same_model(config: Config, run_dir: RunDir) -> bool:
-    assert config.model.path is not None
     try:
         known = json.loads((run_dir.path / "start.json").read_text(encoding="utf-8"))["model"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return bool(known == model_identity(Path(config.model.path)))
+    return config.model.path is not None and known == model_identity(Path(config.model.path))

@@ -24,6 +24,7 @@ from common.protocols import Engine, Problem, Trainer, Verifier
 from common.publish import Publisher
 from common.records import Group
 from common.report.groups import GroupWriter, round_path
+from common.retention import prune_samples
 from common.rollout_side import Parts
 from common.round import Round
 from common.rundir import RunDir, check_same_problems, checkpoint_dir, newest_checkpoint, prune, write_atomically
@@ -185,6 +186,7 @@ class Run:
         write_atomically(directory / "state.json", state)
         self._saved_round = num_rounds
         prune(self._run_dir, self._config.checkpoint.keep)
+        prune_samples(self._run_dir, self._config.retention, num_rounds)
 
     async def _end_save(self) -> None:
         """Wait for the open checkpoint; raises what kept it from being written. Cut off, it leaves the writing going on."""
