@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Config
+from common.disk import writing
 from common.errors import TrainerError
 from common.evaluation.evaluator import EvalParts
 from common.evaluation.training import TrainingEvals
@@ -100,6 +101,7 @@ class Run:
             raise
         finally:
             self._evals.close()
+        timeline.check()
         result = RunResult(
             schedule=self._config.schedule,
             rounds=self._collector.rounds,
@@ -114,6 +116,7 @@ class Run:
             while self._round < self._config.rounds and (problems := self._draw()):
                 await Round(self._config, self._round_parts(), index=self._round, version=self._version).run(problems)
                 self._round += 1
+                self._parts.timeline.check()
                 if self._saving is not None and self._saving.done():
                     await self._end_save()  # where it failed, no further round is sampled
                 if self._config.checkpoint.every and self._round % self._config.checkpoint.every == 0:
@@ -155,6 +158,7 @@ class Run:
         return None if index is None else self._parts.workload.problems[index]
 
     def _store(self, group: Group, problem: Problem) -> None:
+        self._parts.timeline.check()  # what could not be recorded must not be trained
         self._groups.write(self._round, group, prompt=problem.prompt)
 
     async def _publish(self) -> None:
@@ -170,7 +174,8 @@ class Run:
         self._parts.timeline.emit("phase", name="saving a checkpoint")
         directory = checkpoint_dir(self._run_dir, self._round)
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        with writing(directory):
+            directory.mkdir(parents=True)
         await self._bounded(self._parts.trainer.save(directory / "trainer"), "save")
         state = {
             "round": self._round,
@@ -235,7 +240,8 @@ class Run:
         partial = self._run_dir.path / ".model.partial"
         shutil.rmtree(partial, ignore_errors=True)
         keep = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")
-        shutil.copytree(self._parts.model_dir, partial, ignore=keep)
-        self._parts.publisher.write_model(partial)
-        shutil.rmtree(self._run_dir.model, ignore_errors=True)
-        partial.rename(self._run_dir.model)
+        with writing(self._run_dir.model):
+            shutil.copytree(self._parts.model_dir, partial, ignore=keep)
+            self._parts.publisher.write_model(partial)
+            shutil.rmtree(self._run_dir.model, ignore_errors=True)
+            partial.rename(self._run_dir.model)

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from common.config import Config
-from common.errors import ConfigError, DataError, explain
+from common.disk import writing
+from common.errors import ConfigError, DataError, DiskError, explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def create(run_dir: RunDir, config: Config) -> None:
     try:
         run_dir.logs.mkdir(parents=True, exist_ok=True)
         write_config(run_dir, config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DiskError) as error:
         if not existed:
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise _bad_place(run_dir.path, getattr(error, "strerror", None) or error) from error
@@ -134,10 +135,11 @@ def held(run_dir: RunDir) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of `text`, or what was there before."""
+    """All of `text`, or what was there before. Raises DiskError."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with writing(path):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
 
 
 def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:
@@ -147,7 +149,8 @@ def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:
 
 def finished_checkpoints(run_dir: RunDir) -> list[Path]:
     """Oldest first; `state.json` is written last, so one without it was not finished."""
-    return sorted(path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
+    found = (path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
+    return sorted(found, key=lambda path: (len(path.name), path.name))  # round-100000 comes after round-99999
 
 
 def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:

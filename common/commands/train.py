@@ -3,14 +3,16 @@
 import asyncio
 import json
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from common.config import Config, load_config
+from common.disk import stopped
 from common.display import LiveDisplay, final_table
-from common.errors import ConfigError, DataError, InputError, RolloutPipeError, RunError, explain
+from common.errors import ConfigError, DataError, DiskError, InputError, RolloutPipeError, RunError, explain
 from common.evaluation.training import check_same_evaluations
 from common.launch import launched, ray_running
 from common.prepare import Prepared, prepare
@@ -77,13 +79,20 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
             write_config(run_dir, config)
         try:
             result = _record(config, prepared, run_dir, console, resume)
-        finally:
-            if run_dir.timeline.exists():
-                write_trace(run_dir.path)
-                write_report(run_dir.path)
+        except BaseException:
+            with suppress(DiskError):  # the run's own error is to be told
+                _write_reports(run_dir)
+            raise
+        _write_reports(run_dir)
     console.print(final_table(result.rounds, run_dir.path))
     console.print(f"report: {run_dir.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     return result
+
+
+def _write_reports(run_dir: RunDir) -> None:
+    if run_dir.timeline.exists():
+        write_trace(run_dir.path)
+        write_report(run_dir.path)
 
 
 def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
@@ -105,10 +114,12 @@ def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Consol
             raise KeyboardInterrupt from None
         except Exception as error:
             detail = " ".join(str(error).split())
-            raise told(error, run_dir) from error
+            failure = told(error, run_dir)
+            raise stopped(error, run_dir.path) or failure from error
         finally:
             timeline.emit("run_end", status=status, detail=detail)
-            tensorboard.close()
+            with suppress(DiskError):  # `timeline.check` has told it
+                tensorboard.close()
 
 
 async def _run(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, resume: bool) -> RunResult:
@@ -138,7 +149,8 @@ def _last_event_s(run_dir: RunDir) -> float:
 def told(error: Exception, run_dir: RunDir) -> Exception:
     """The same error with the place of the logs; its traceback goes there, not to the terminal."""
     log = run_dir.logs / "driver.log"
-    write_atomically(log, "".join(traceback.format_exception(error)))
+    with suppress(DiskError):  # that the disk is full may be the very thing to tell
+        write_atomically(log, "".join(traceback.format_exception(error)))
     if isinstance(error, InputError):
         return error
     text = str(error) if isinstance(error, RolloutPipeError) else f"{type(error).__name__}: {error}"
