@@ -7,7 +7,7 @@ Ranks only compute, so they cannot disagree. A room's `TrainerRank` has the meth
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,10 +73,19 @@ class _OpenSave:
 
 
 class GroupTrainer:
-    """A `common.protocols.Trainer` over `ranks`. `plan` cuts rows of these lengths into each rank's micro-batches."""
+    """A `common.protocols.Trainer` over `ranks`. `plan` cuts rows of these lengths into each rank's micro-batches.
 
-    def __init__(self, config: Config, ranks: RankSet, plan: Callable[[Sequence[int]], Plan]) -> None:
-        self._config, self._ranks, self._plan_lengths = config, ranks, plan
+    `warm_up` is what new processes still need once they have joined.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        ranks: RankSet,
+        plan: Callable[[Sequence[int]], Plan],
+        warm_up: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._config, self._ranks, self._plan_lengths, self._warm_up = config, ranks, plan, warm_up
         self._rules = LossRules.from_config(config)
         self._update: _OpenUpdate | None = None
         self._optimizer_step = 0
@@ -210,6 +219,8 @@ class GroupTrainer:
         """New processes with the starting weights, as if nothing had been trained."""
         self._update, self._open_save, self._optimizer_step = None, None, 0
         await self._ranks.restart()
+        if self._warm_up is not None:
+            await self._warm_up()
 
     async def close(self) -> None:
         """End all processes; idempotent."""

@@ -14,7 +14,7 @@ from common.disk import stopped
 from common.display import LiveDisplay, final_table
 from common.errors import ConfigError, DataError, DiskError, InputError, RolloutPipeError, RunError, explain
 from common.evaluation.training import check_same_evaluations
-from common.launch import launched, ray_running
+from common.launch import check_cluster, launched, ray_running
 from common.prepare import Prepared, prepare
 from common.report.html import write_report
 from common.report.tensorboard import TensorboardListener
@@ -72,6 +72,7 @@ def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
 
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
+    check_cluster(config.cluster)
     prepared = prepare(config, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
     start = {"workload": prepared.workload.content_hash, "model": model_identity(prepared.model_dir)}
     if resume:
@@ -109,7 +110,7 @@ def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Consol
             with LiveDisplay(timeline, console):
                 _emit_start(config, timeline)
                 # Outside the event loop: there Ctrl-C would wait until Ray has started.
-                with ray_running(timeline):
+                with ray_running(timeline, config.cluster):
                     result = asyncio.run(_run(config, prepared, run_dir, timeline, resume))
             status = "finished"
             return result
