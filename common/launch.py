@@ -13,7 +13,7 @@ from common.keeper import Keeper
 from common.prepare import Prepared, room_of
 from common.publish import Publisher
 from common.rewards.verifier import make_verifier
-from common.run import RunParts
+from common.run_parts import RunParts
 from common.rundir import RunDir
 from common.timeline import Timeline
 

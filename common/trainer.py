@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from common.batching import Plan, Row, rows_of
 from common.config import Config
+from common.disk import writing
 from common.errors import ConfigError, DataError, TrainerError, UsageError, explain
 from common.grpo import LossRules, group_advantages, rewards_with_k1
 from common.records import Group, UpdateResult
@@ -179,7 +180,8 @@ class GroupTrainer:
             raise UsageError(explain("save", "must be given a new directory", str(directory), "choose another name"))
         partial = directory.absolute().with_name(f"{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
-        partial.mkdir(parents=True)
+        with writing(partial):
+            partial.mkdir(parents=True)
         await self._ranks.call("save", partial)
         state = {"optimizer_step": self._optimizer_step, "num_ranks": self._config.training.ranks}
         self._open_save = _OpenSave(directory.absolute(), partial, json.dumps(state))
@@ -191,8 +193,9 @@ class GroupTrainer:
                 return
             try:
                 await self._ranks.call_in_background("saved")
-                (save.partial / _STATE).write_text(save.state, encoding="utf-8")
-                save.partial.rename(save.directory)
+                with writing(save.directory):
+                    (save.partial / _STATE).write_text(save.state, encoding="utf-8")
+                    save.partial.rename(save.directory)
             except Exception:
                 self._open_save = None  # told once; the next save starts anew
                 raise
