@@ -81,6 +81,7 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
         create(run_dir, config, start)
     with held(run_dir):
         if resume:
+            run_dir.logs.mkdir(exist_ok=True)  # of a directory that holds nothing but what a resume needs
             write_config(run_dir, config)
         try:
             result = _record(config, prepared, run_dir, console, resume)

@@ -87,8 +87,12 @@ class Staff:
                 worker.since_s = time.monotonic()
                 self._workers[worker.number] = worker
                 self._selector.register(worker.channel, selectors.EVENT_READ, worker)
-        except OSError:
-            self._lose_nursery()
+        except OSError as error:
+            if self._nursery is not None:
+                self._lose_nursery()
+            else:  # it could not even be started: no log to write to, no file or process to be had
+                self._note_failure(" ".join(f"{type(error).__name__}: {error}".split()))
+                self.ring()  # `wait` must not wait for what will not come
 
     def give(self, worker: Worker, call: Call) -> None:
         """Send a call to an idle worker."""

@@ -219,6 +219,20 @@ def test_a_function_whose_import_never_ends_or_kills_fails_the_start(body: str, 
         asyncio.run(run())
 
 
+def test_workers_that_cannot_be_started_fail_the_start_with_the_cause(tmp_path: Path) -> None:
+    """Here the log's directory is missing; no free file or process is the same."""
+
+    async def run() -> None:
+        pool = VerifierPool(RewardConfig(function=FUNCTION), log=tmp_path / "missing" / "verifier.log")
+        with pytest.raises(RunError, match="FileNotFoundError"):
+            await pool.start(DEADLINE_S)
+        with pytest.raises(RunError, match="FileNotFoundError"):
+            await asyncio.wait_for(pool.score(TASK, "right"), DEADLINE_S)
+        await pool.close()
+
+    asyncio.run(run())
+
+
 DRIVER = """
 import asyncio, sys
 from common.config import RewardConfig
