@@ -18,7 +18,7 @@ class Found:
 
     head: dict[str, Any] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)  # groups and drops, in order
-    is_ended: bool = False
+    is_ended: bool = False  # and the end counts the reports before it
     num_broken: int = 0  # lines that are torn, or whose checksum is wrong
 
     @property
@@ -53,7 +53,7 @@ def read(path: Path) -> Found:
         elif row.get("kind") == "round":
             found.head = row
         elif row.get("kind") == "end":
-            found.is_ended = True
+            found.is_ended = row["num_reports"] == len(found.reports)
         else:
             found.reports.append(row)
     return found

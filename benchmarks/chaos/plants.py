@@ -94,3 +94,12 @@ PLANTS = {
     "sampler-at-start": sampler_at_start,
     "ignore-fingerprints": ignore_fingerprints,
 }
+
+# A seed, and what is killed, with which each shows.
+SEEDS_OF_PLANTS = {
+    "replay-twice": (9, "driver"),
+    "journal-late": (3, "driver"),
+    "join-unpublished": (7, "engine"),
+    "sampler-at-start": (28, "driver"),
+    "ignore-fingerprints": (3, "driver"),
+}
