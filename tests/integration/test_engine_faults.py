@@ -185,6 +185,3 @@ def test_killed_engines_are_replaced_with_the_version_of_the_round(ray_runtime: 
     assert [event["part"] for event in faults][:2] == ["engine-0", "engine-1"]
     assert sorted(event["part"] for event in faults[2:]) == ["engine-0", "engine-1"]
     assert "EngineCore" in faults[1]["detail"] and "\n" not in faults[0]["detail"]
-    for event in events:
-        if event["kind"] in ("fault", "recovered"):
-            print(event)
