@@ -82,13 +82,19 @@ class RolloutSide:
         """Sample every group. Where the round cannot go on, fails the queue with the error and raises it."""
         unlisten = self._parts.engine.listen(self._admit_soon)
         try:
-            requests = [self._groups.add(problem).requests for problem in problems]
+            for problem in problems:
+                self._groups.add(problem)
+            for entry in self._parts.recorded:
+                self._groups.recover(entry)
+            requests = [group.requests for group in self._groups.open.values()]
             order_seed = derive_seed(self._config.seed, self._index, 0, -1)
             self._policy.submit(arrange(requests, self._config.request_order, order_seed))
+            self._check_ended()
             self._admit()
             self._check_busy()
             await self._ended
             self._groups.release_held()
+            self._parts.on_rollout_end()
         except BaseException as error:
             self._queue.fail(error)
             raise
