@@ -144,7 +144,7 @@ def test_the_run_starts_with_min_replicas_and_the_others_join(tmp_path: Path) ->
     ("options", "limits", "message"),
     [
         ({"broken": ["engine-1"], "slow": {"engine-0": 60}}, {}, "planted failure of the start; see .*engine-1.log"),
-        ({"slow": {"engine-1": 60}}, {"start_timeout_s": 4}, "engine-1: not started within limits.start_timeout_s = 4 s"),
+        ({"slow": {"engine-0": 60, "engine-1": 60}}, {"start_timeout_s": 4}, "not started within limits.start_timeout_s = 4 s"),
     ],
 )
 def test_a_start_that_fails_leaves_none(tmp_path: Path, options: dict[str, Any], limits: dict[str, Any], message: str) -> None:
