@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from common.config import Config
 from common.errors import ConfigError, DuplicateRequestError, EngineDiedError, EngineError, RolloutPipeError, explain
@@ -148,6 +148,8 @@ class RemoteEngine:
             return (
                 type(cause)(str(cause)) if isinstance(cause, RolloutPipeError) else EngineError(f"{self.name}: {one_line(cause)}")
             )
+        if isinstance(error, ActorUnavailableError):  # what Ray says until it knows
+            return EngineDiedError(f"{self.name}: its process has died, or cannot be reached")
         lines = str(error).strip().splitlines() or [type(error).__name__]
         # Where the actor could not even be made, the first line is Ray's and the last one is the cause.
         return EngineDiedError(f"{self.name}: {lines[-1] if 'creation task' in lines[0] else lines[0]}")
