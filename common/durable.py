@@ -3,16 +3,19 @@
 import os
 from pathlib import Path
 
+from common.disk import writing
+
 
 def write_durably(path: Path, data: bytes) -> None:
-    """All of `data`, on the disk when this returns, or what was there before."""
+    """All of `data`, on the disk when this returns, or what was there before. Raises DiskError."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_directory(path.parent)
+    with writing(path):
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

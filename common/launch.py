@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from common.config import Config
+from common.config_cluster import ClusterConfig
 from common.keeper import Keeper
 from common.prepare import Prepared, room_of
 from common.publish import Publisher
 from common.rewards.verifier import make_verifier
-from common.run import RunParts
+from common.run_parts import RunParts
 from common.rundir import RunDir
 from common.timeline import Timeline
 
@@ -24,14 +25,20 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
+def check_cluster(settings: ClusterConfig) -> None:
+    """Raises ConfigError within seconds where the configuration names a cluster and none answers; nothing is joined."""
+    if not settings.is_local:
+        importlib.import_module("rolloutpipe_torch.cluster").check_answers(settings)
+
+
 @contextmanager
-def ray_running(timeline: Timeline) -> Iterator[None]:
-    """Ray, for the time of the block."""
+def ray_running(timeline: Timeline, settings: ClusterConfig) -> Iterator[None]:
+    """Ray, for the time of the block. Raises ConfigError where no cluster answers."""
     cluster = importlib.import_module("rolloutpipe_torch.cluster")
     timeline.emit("phase", name="starting Ray")
     try:
         try:
-            cluster.start_ray()
+            cluster.start_ray(settings)
         except SystemExit:  # Ray's own answer to SIGTERM, while it starts
             raise KeyboardInterrupt from None
         end_on_sigterm()  # Ray has put its answer in place of ours
@@ -47,9 +54,10 @@ async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline
     publisher = keeper = None
     try:
         timeline.emit("phase", name="starting engines, trainer and verifier")
-        engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing)
+        placing = importlib.import_module("rolloutpipe_torch.placing").Placing(config)
+        engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing, placing)
         publisher = _publisher(config, prepared, run_dir, timeline, engine, trainer)
-        keeper = _keeper(config, prepared, run_dir, timeline, engine, publisher)
+        keeper = _keeper(config, prepared, run_dir, timeline, engine, publisher, placing)
         yield RunParts(
             engine=engine,
             trainer=trainer,
@@ -82,12 +90,16 @@ def _publisher(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Ti
     )
 
 
-def _keeper(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, engine: Any, publisher: Publisher) -> Keeper:
+def _keeper(
+    config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, engine: Any, publisher: Publisher, placing: Any
+) -> Keeper:
     """Keeps the pool's engines alive from now on."""
     pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
 
     def start(place: int) -> Awaitable[Any]:
-        started: Awaitable[Any] = pool_room.start_engine(config, place, prepared.model_dir, run_dir.logs, prepared.max_model_len)
+        started: Awaitable[Any] = pool_room.start_engine(
+            config, place, prepared.model_dir, run_dir.logs, prepared.max_model_len, placing
+        )
         return started
 
     keeper = Keeper(config, pool=engine, publisher=publisher, start=start, timeline=timeline)
@@ -95,7 +107,9 @@ def _keeper(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timel
     return keeper
 
 
-async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closing: list[Any]) -> tuple[Any, Any, Any]:
+async def _start_all(
+    config: Config, prepared: Prepared, run_dir: RunDir, closing: list[Any], placing: Any
+) -> tuple[Any, Any, Any]:
     """Start the three side by side. What has started stands in `closing`, also where another fails or Ctrl-C comes."""
     pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
     verifier = make_verifier(config.rewards, examples=prepared.examples, log=run_dir.logs / "verifier.log")
@@ -106,11 +120,12 @@ async def _start_all(config: Config, prepared: Prepared, run_dir: RunDir, closin
         closing.append(part)
         return part
 
-    model_dir, logs = prepared.model_dir, run_dir.logs
+    of_model = (config, prepared.model_dir, run_dir.logs, prepared.max_model_len)
     start_pool, start_trainer = pool_room.start_pool, room_of(config, "trainer").start_trainer
+    options = None if config.cluster.is_local else placing.rank_options
     engine, trainer, _ = await together(
-        keep(lambda: start_pool(config, model_dir, logs, prepared.max_model_len, min_replicas=config.rollout.min_replicas)),
-        keep(lambda: start_trainer(config, model_dir, logs, prepared.max_model_len)),
+        keep(lambda: start_pool(*of_model, min_replicas=config.rollout.min_replicas, placing=placing)),
+        keep(lambda: start_trainer(*of_model, options)),
         verifier.start(config.limits.start_timeout_s),
     )
     return engine, trainer, verifier

@@ -16,7 +16,7 @@ import yaml
 
 from common.config import Config
 from common.durable import write_durably
-from common.errors import ConfigError, DataError, explain
+from common.errors import ConfigError, DataError, DiskError, explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def create(run_dir: RunDir, config: Config, start: Mapping[str, str] = MappingPr
         run_dir.logs.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir.start, json.dumps(dict(start)))
         write_config(run_dir, config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DiskError) as error:
         if not existed:
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise _bad_place(run_dir.path, getattr(error, "strerror", None) or error) from error
@@ -152,7 +152,8 @@ def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:
 
 def finished_checkpoints(run_dir: RunDir) -> list[Path]:
     """Oldest first; `state.json` is written last, so one without it was not finished."""
-    return sorted(path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
+    found = (path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
+    return sorted(found, key=lambda path: (len(path.name), path.name))  # round-100000 comes after round-99999
 
 
 def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:

@@ -23,6 +23,7 @@ from common.pool import Pool
 from common.protocols import Health
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import model_layout
+from rolloutpipe_torch.placing import Placing
 from rolloutpipe_torch.rollout.engine import UNSET, EngineSettings, VllmEngine, one_line
 from rolloutpipe_torch.room import has_gpus
 
@@ -156,16 +157,24 @@ class RemoteEngine:
 
 
 async def start_pool(
-    config: Config, model_dir: Path, log_dir: Path, max_model_len: int, *, min_replicas: int | None = None
+    config: Config,
+    model_dir: Path,
+    log_dir: Path,
+    max_model_len: int,
+    *,
+    min_replicas: int | None = None,
+    placing: Placing | None = None,
 ) -> Pool:
-    """Start all replicas at the same time; Ray must run (`cluster.start_ray`). The others are then the pool's `pending`.
+    """Start all replicas at the same time, where `placing` says; Ray must run (`cluster.start_ray`).
 
-    Returns when `min_replicas` (None: all) have started. Raises ConfigError where they do not fit into memory, and
-    EngineError where one of them fails or `limits.start_timeout_s` passes; then, and where the call is cancelled, none is left.
+    The others are then the pool's `pending`. Returns when `min_replicas` (None: all) have started. Raises ConfigError where
+    they do not fit into memory, and EngineError where one of them fails or `limits.start_timeout_s` passes; then, and where
+    the call is cancelled, none is left.
     """
     check_room(config, model_dir)
+    placing = placing or Placing(config, ["rollout"])
     starts = {
-        asyncio.create_task(start_engine(config, index, model_dir, log_dir, max_model_len)): index
+        asyncio.create_task(start_engine(config, index, model_dir, log_dir, max_model_len, placing)): index
         for index in range(config.rollout.replicas)
     }
     try:
@@ -187,10 +196,13 @@ async def start_pool(
     return pool
 
 
-async def start_engine(config: Config, index: int, model_dir: Path, log_dir: Path, max_model_len: int) -> RemoteEngine:
+async def start_engine(
+    config: Config, index: int, model_dir: Path, log_dir: Path, max_model_len: int, placing: Placing
+) -> RemoteEngine:
     """A new process for the pool's place `index`, with random weights. Raises EngineError; it has then ended."""
     log_dir.mkdir(parents=True, exist_ok=True)
-    engine = _start_actor(_settings(config, f"engine-{index}", model_dir, log_dir, max_model_len, has_gpus()))
+    settings = _settings(config, f"engine-{index}", model_dir, log_dir, max_model_len, placing.on_gpu("rollout"))
+    engine = _start_actor(settings, placing.engine_options(index))
     timeout_s = config.limits.start_timeout_s
     try:
         async with asyncio.timeout(timeout_s):
@@ -205,13 +217,15 @@ async def start_engine(config: Config, index: int, model_dir: Path, log_dir: Pat
 
 
 def check_room(config: Config, model_dir: Path | None = None) -> None:
-    """Raises ConfigError where the replicas' memory exceeds what this machine has available.
+    """Raises ConfigError where the replicas' memory exceeds what this machine has available; not asked of a cluster.
 
     The model counts where its directory is known. With GPUs, weights and cache live
     there and vLLM checks them itself.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(explain("rollout", "needs vLLM, which is not installed", None, "see `rolloutpipe doctor`"))
+    if not config.cluster.is_local:
+        return  # `placing` asks the nodes
     rollout = config.rollout
     on_gpu = has_gpus()
     cores = len(os.sched_getaffinity(0))
@@ -255,10 +269,9 @@ def _settings(config: Config, name: str, model_dir: Path, log_dir: Path, max_mod
     )
 
 
-def _start_actor(settings: EngineSettings) -> RemoteEngine:
+def _start_actor(settings: EngineSettings, place: dict[str, Any]) -> RemoteEngine:
     options = {
-        "num_cpus": 0,
-        "num_gpus": settings.tensor_parallel if settings.on_gpu else 0,
+        **place,
         "max_concurrency": 2 * settings.capacity + 16,  # aborts and health must get through a full engine
         "max_restarts": 0,  # a new process would serve random weights
     }
