@@ -158,6 +158,8 @@ def test_a_new_process_continues_from_a_checkpoint_and_its_death_is_named(fresh,
         with pytest.raises(TrainerDiedError, match="rank 0 died"):
             await other.watch()
         await other.restart()
+        (tmp_path / "contract").mkdir()
+        await check_trainer(other, [make_group(0), make_group(1)], model_layout(tiny_model), tmp_path / "contract")
         await other.restore(tmp_path / "saved")
         result = await update(other, make_group(2))
         assert (result.optimizer_step, result.loss, result.grad_norm) == (2, expected.loss, expected.grad_norm)
