@@ -5,6 +5,7 @@ import importlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from common.config import Config
@@ -13,6 +14,7 @@ from common.publish import Publisher
 from common.rewards.verifier import make_verifier
 from common.run import RunParts
 from common.rundir import RunDir
+from common.spool_place import spool_place
 from common.timeline import Timeline
 
 NUM_PROBES = 4  # prompts of a log-prob probe
@@ -42,12 +44,21 @@ def ray_running(timeline: Timeline) -> Iterator[None]:
 @asynccontextmanager
 async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline) -> AsyncIterator[RunParts]:
     """Engines, trainer ranks and verifier workers, for the time of the block; Ray must run."""
+    with spool_place(config, run_dir.path, prepared.layout) as spool_root:
+        async with _launched(config, prepared, run_dir, timeline, spool_root) as parts:
+            yield parts
+
+
+@asynccontextmanager
+async def _launched(
+    config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, spool_root: Path
+) -> AsyncIterator[RunParts]:
     closing: list[Any] = []  # what has `close`
     publisher = None
     try:
         timeline.emit("phase", name="starting engines, trainer and verifier")
         engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing)
-        publisher = _publisher(config, prepared, run_dir, timeline, engine, trainer)
+        publisher = _publisher(config, prepared, spool_root, timeline, engine, trainer)
         yield RunParts(
             engine=engine,
             trainer=trainer,
@@ -65,14 +76,14 @@ async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline
             publisher.close()
 
 
-def _publisher(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, engine: Any, trainer: Any) -> Publisher:
+def _publisher(config: Config, prepared: Prepared, spool_root: Path, timeline: Timeline, engine: Any, trainer: Any) -> Publisher:
     prompts = [problem.prompt_ids for problem in prepared.workload.problems[:NUM_PROBES]]
     return Publisher(
         config,
         engines=engine,
         trainer=trainer,
         layout=prepared.layout,
-        spool_root=run_dir.path / "spool",
+        spool_root=spool_root,
         probe_prompts=prompts,
         timeline=timeline,
     )

@@ -1,7 +1,6 @@
 """The run directory (design section 8): where everything of a run lies, and its state for a resume."""
 
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -14,7 +13,8 @@ from typing import Any
 import yaml
 
 from common.config import Config
-from common.errors import ConfigError, DataError, explain
+from common.errors import MAX_COUNT, ConfigError, DataError, explain
+from common.safe_files import read_json, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,10 @@ def check_same_problems(state: dict[str, Any], content_hash: str) -> None:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What the run, not the trainer, needs to go on."""
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or not {"round", "version", "sampler", "workload"} <= state.keys():
+        state = read_json(checkpoint / "state.json")
+        whole_number(state, "round", 1, MAX_COUNT)
+        whole_number(state, "version", 0, MAX_COUNT)
+        if not {"sampler", "workload"} <= state.keys():
             raise ValueError("parts are missing")
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable state.json", str(checkpoint), "remove this checkpoint")) from error

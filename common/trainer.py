@@ -14,12 +14,15 @@ from typing import Any, Protocol
 
 from common.batching import Plan, Row, rows_of
 from common.config import Config
-from common.errors import ConfigError, DataError, TrainerError, UsageError, explain
+from common.durable import sync_directory, sync_file
+from common.errors import MAX_COUNT, ConfigError, DataError, TrainerError, UsageError, explain
 from common.grpo import LossRules, group_advantages, rewards_with_k1
 from common.records import Group, UpdateResult
+from common.safe_files import read_json, whole_number
 from common.schedule import learning_rate
 
 _STATE = "state.json"
+_MAX_RANKS = 2**16  # that a checkpoint may name
 
 
 class RankSet(Protocol):
@@ -182,8 +185,7 @@ class GroupTrainer:
                 return
             try:
                 await self._ranks.call_in_background("saved")
-                (save.partial / _STATE).write_text(save.state, encoding="utf-8")
-                save.partial.rename(save.directory)
+                await asyncio.to_thread(_finish_save, save)
             except Exception:
                 self._open_save = None  # told once; the next save starts anew
                 raise
@@ -264,11 +266,22 @@ def check_advantages(config: Config) -> None:
         raise ConfigError(explain("advantage_std", rule, "batch", "use advantage_std=group"))
 
 
+def _finish_save(save: _OpenSave) -> None:
+    """Give a save its name, once all of it is on the disk for good."""
+    state = save.partial / _STATE
+    state.write_text(save.state, encoding="utf-8")
+    sync_file(state)
+    sync_directory(save.partial)
+    save.partial.rename(save.directory)
+    sync_directory(save.directory.parent)
+
+
 def _read_state(directory: Path) -> dict[str, int]:
     try:
-        state = json.loads((directory / _STATE).read_text(encoding="utf-8"))
-        return {name: int(state[name]) for name in ("optimizer_step", "num_ranks")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        state = read_json(directory / _STATE)
+        steps = whole_number(state, "optimizer_step", 0, MAX_COUNT)
+        return {"optimizer_step": steps, "num_ranks": whole_number(state, "num_ranks", 1, _MAX_RANKS)}
+    except (OSError, ValueError) as error:
         remedy = f"resume from an older checkpoint ({type(error).__name__}: {' '.join(str(error).split())})"
         raise DataError(explain("checkpoint", "must be a directory that save wrote", str(directory), remedy)) from error
 

@@ -10,7 +10,6 @@ Only plain values cross the actor's border. This module imports vLLM inside `sta
 """
 
 import asyncio
-import json
 import math
 import os
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import DataError, EngineError, PublishError, explain
+from common.safe_files import read_json
 from common.spool import spool_files
 from rolloutpipe_torch.rollout.lifetime import own_children
 
@@ -287,8 +287,8 @@ def eos_token_ids(model_dir: Path) -> list[int]:
     for name in ("generation_config.json", "config.json"):
         file = model_dir / name
         try:
-            found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
-        except (OSError, ValueError, AttributeError) as error:
+            found = read_json(file).get("eos_token_id") if file.exists() else None
+        except (OSError, ValueError) as error:
             raise DataError(explain("model.path", "must hold readable JSON files", str(file), "copy it again")) from error
         if found is not None:
             return list(found) if isinstance(found, list) else [found]
