@@ -16,6 +16,7 @@ from common.run import RunParts
 from common.rundir import RunDir
 from common.spool_place import spool_place
 from common.timeline import Timeline
+from common.weight_routes import make_route
 
 NUM_PROBES = 4  # prompts of a log-prob probe
 
@@ -58,6 +59,7 @@ async def _launched(
     try:
         timeline.emit("phase", name="starting engines, trainer and verifier")
         engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing)
+        engine.route = make_route(config, trainer.ranks, on_gpu=importlib.import_module("rolloutpipe_torch.room").has_gpus())
         publisher = _publisher(config, prepared, spool_root, timeline, engine, trainer)
         yield RunParts(
             engine=engine,

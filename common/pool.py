@@ -14,6 +14,7 @@ from common.errors import DuplicateRequestError, EngineError, PublishError, expl
 from common.placement import Placement
 from common.protocols import Engine, Health
 from common.records import Request, Response, Sampling
+from common.weight_routes import FilesRoute, Route
 
 
 class Pool:
@@ -26,6 +27,7 @@ class Pool:
         self._placement = Placement([engine.capacity for engine in engines])
         self._listeners: list[Callable[[], None]] = []
         self._placed: dict[Hashable, int] = {}  # request id -> replica, while in flight
+        self.route: Route = FilesRoute()  # that weights take to the replicas
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -89,9 +91,7 @@ class Pool:
         if not serving:
             raise PublishError(f"weight version {version}: no engine is alive")
         self._placement.forget_homes()  # prefix caches are reset with the weights
-        results = await asyncio.gather(
-            *(self._engines[index].publish(version, spool) for index in serving), return_exceptions=True
-        )
+        results = await self.route.deliver(version, spool, [self._engines[index] for index in serving])
         faults = [(index, result) for index, result in zip(serving, results, strict=True) if isinstance(result, BaseException)]
         if faults:
             index, cause = faults[0]

@@ -13,15 +13,18 @@ from typing import Any
 JSON_BYTES = 16 * 2**20  # a manifest of 100 000 tensors
 HEADER_BYTES = 32 * 2**20  # of one safetensors file; the library itself takes 100 MB, which can hold millions of empty tensors
 TEXT_BYTES = 2**18  # a configuration that a person writes; more would take half a minute to parse
+_CHUNK_BYTES = 2**16
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, little-endian
 
 
 def read_text(path: Path, limit: int = TEXT_BYTES) -> str:
     """UTF-8 text of at most `limit` bytes, from anything that can be opened; no more than that is ever read."""
+    content = bytearray()
     with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"it is longer than {limit} bytes")
+        while part := file.read(_CHUNK_BYTES):  # a read of `limit` would take that much memory for a small file too
+            content += part
+            if len(content) > limit:
+                raise ValueError(f"it is longer than {limit} bytes")
     return content.decode("utf-8")
 
 

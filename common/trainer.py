@@ -85,6 +85,11 @@ class GroupTrainer:
         self._open_save: _OpenSave | None = None
         self._saving = asyncio.Lock()
 
+    @property
+    def ranks(self) -> RankSet:
+        """For what is no part of an update: the way that weights take to the engines (`common.weight_routes`)."""
+        return self._ranks
+
     async def begin_round(self) -> None:
         """Note that a round starts, and keep its weights where they will be needed after its first update."""
         self._need_no_update("begin_round")

@@ -39,8 +39,9 @@ def convert(source: Path, target: Path, *, like: Path) -> None:
 def _tensor(source: Path, name: str, layout: TensorLayout) -> torch.Tensor:
     """The rows of all ranks, one below the other."""
     files = sorted(source.glob("rank-*.safetensors"))
-    num_ranks = files[0].stem.rpartition("-")[2]
-    if not num_ranks.isdecimal() or len(files) != int(num_ranks[:9]):
+    text = files[0].stem.rpartition("-")[2]
+    num_ranks = int(text[:9]) if text.isdecimal() else 0
+    if len(files) != num_ranks:
         rule = f"must hold the files of all {num_ranks} ranks"
         raise DataError(explain("checkpoint", rule, f"{len(files)} files", f"copy {source} again"))
     try:
