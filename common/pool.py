@@ -28,6 +28,7 @@ class Pool:
         self._listeners: list[Callable[[], None]] = []
         self._placed: dict[Hashable, int] = {}  # request id -> replica, while in flight
         self.route: Route = FilesRoute()  # that weights take to the replicas
+        self.timeout_s = 600.0
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -91,7 +92,7 @@ class Pool:
         if not serving:
             raise PublishError(f"weight version {version}: no engine is alive")
         self._placement.forget_homes()  # prefix caches are reset with the weights
-        results = await self.route.deliver(version, spool, [self._engines[index] for index in serving])
+        results = await self.route.deliver(version, spool, [self._engines[index] for index in serving], self.timeout_s)
         faults = [(index, result) for index, result in zip(serving, results, strict=True) if isinstance(result, BaseException)]
         if faults:
             index, cause = faults[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from common.config import Config
-from common.errors import ConfigError, EngineError, PublishError, TrainerDiedError, TrainerError, explain
+from common.errors import ConfigError, EngineError, PublishError, TrainerDiedError, explain
 from common.spool import read_manifest
 from common.trainer import RankSet
 
@@ -21,8 +21,9 @@ Result = TypeVar("Result")
 Fault = BaseException | None
 Tensor = tuple[str, str, list[int]]  # name, dtype, shape
 
-_SHARE_S = 0.9  # of the time for the phase: faults are told, not cut off
-_GRACE_S = 10.0  # for the others, once an engine has failed: they wait in a collective for one that will not come
+_GRACE_S = 10.0  # for the others, once one has failed
+# How tensors are put together on their way; both sides must have the same. Of the buffers each side holds two.
+WIRE: dict[str, Any] = {"packed_buffer_size_bytes": 128 * 2**20, "packed_num_buffers": 2}
 
 
 class FileReader(Protocol):
@@ -49,19 +50,19 @@ class Receiver(FileReader, Protocol):
         """Load what rank 0 sends, in this order. Raises PublishError, as `publish`."""
         ...
 
-    async def condemn(self, reason: str) -> None:
-        """Count as dead from now on; never raises."""
+    def condemn(self, reason: str) -> None:
+        """Count as dead from now on: sent, not waited for."""
         ...
 
 
 class Route(Protocol):
     """One way of moving weights."""
 
-    async def deliver(self, version: int, spool: Path, engines: Sequence[Any]) -> list[Fault]:
+    async def deliver(self, version: int, spool: Path, engines: Sequence[Any], timeout_s: float) -> list[Fault]:
         """Give the weights of the checked `spool`, which are the trainer's present ones, to all engines at once.
 
-        Returns when each has settled: what it raised, or None, in order. Raises TrainerError where the trainer is at fault;
-        each engine then is untouched or dead, as its `health` says.
+        Returns when each has settled, at most `timeout_s` later: what it raised, or None, in order. Raises TrainerError where
+        the trainer is at fault; each engine then has the new weights, or is untouched, or dead, as its `health` says.
         """
         ...
 
@@ -69,9 +70,20 @@ class Route(Protocol):
 class FilesRoute:
     """Every engine reads the spool."""
 
-    async def deliver(self, version: int, spool: Path, engines: Sequence[FileReader]) -> list[Fault]:
+    async def deliver(self, version: int, spool: Path, engines: Sequence[FileReader], timeout_s: float) -> list[Fault]:
         """As `Route.deliver`."""
-        return list(await asyncio.gather(*(engine.publish(version, spool) for engine in engines), return_exceptions=True))
+        calls = (publish_within(engine, version, spool, timeout_s) for engine in engines)
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+
+async def publish_within(engine: FileReader, version: int, spool: Path, timeout_s: float) -> None:
+    """`engine.publish`, with a deadline. Raises PublishError, EngineError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await engine.publish(version, spool)
+    except TimeoutError as error:
+        text = f"phase transfer did not end within limits.publish_timeout_s ({timeout_s:g} s)"
+        raise PublishError(text) from error
 
 
 class RankSender:
@@ -89,14 +101,14 @@ class RankSender:
                 return str(group)
         return ""
 
-    async def open(self, group: str, world_size: int) -> tuple[str, int]:
-        """Where the members are to meet; rank 0 waits for them in the background (`opened`)."""
+    async def meet(self, group: str, world_size: int) -> tuple[str, int]:
+        """Leave the old group; where the members of the new one are to meet: (host, port)."""
         answers = await self._ranks.call("meet_engines", group, world_size)
         host, port = answers[0]
         return str(host), int(port)
 
-    async def opened(self) -> None:
-        """Return when rank 0 is in the group. Raises TrainerError; the trainer goes on."""
+    async def join(self) -> None:
+        """Return when rank 0 has met them. Raises TrainerError; the trainer goes on, as it does meanwhile."""
         await self._ranks.call_in_background("join_engines")
 
     async def send(self) -> None:
@@ -109,9 +121,9 @@ class Sender(Protocol):
 
     async def ready(self, version: int, tensors: Sequence[Tensor]) -> str: ...
 
-    async def open(self, group: str, world_size: int) -> tuple[str, int]: ...
+    async def meet(self, group: str, world_size: int) -> tuple[str, int]: ...
 
-    async def opened(self) -> None: ...
+    async def join(self) -> None: ...
 
     async def send(self) -> None: ...
 
@@ -123,88 +135,100 @@ class NcclRoute:
         join      only where the group is not that of the last publish: no engine is touched
         send      the trainer sends, and all engines receive
 
-    Two deadlines, for join and for all of it, end before that of the publish.
+    Once one fails, the others wait in a collective for nobody: they get a moment, and then count as dead.
     """
 
-    def __init__(self, sender: Sender, timeout_s: float) -> None:
-        self._sender, self._limit_s = sender, _SHARE_S * timeout_s
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
         self._members: tuple[Receiver, ...] = ()
         self._group = ""
         self._num_groups = 0
+        self._joining: asyncio.Task[None] | None = None  # rank 0, which may wait for members that do not come
 
-    async def deliver(self, version: int, spool: Path, engines: Sequence[Receiver]) -> list[Fault]:
+    async def deliver(self, version: int, spool: Path, engines: Sequence[Receiver], timeout_s: float) -> list[Fault]:
         """As `Route.deliver`."""
-        end_s = asyncio.get_running_loop().time() + self._limit_s
+        grace_s = min(_GRACE_S, timeout_s / 4)
+        end_s = asyncio.get_running_loop().time() + timeout_s - 2 * grace_s
         tensors: list[Tensor] = [(name, str(entry["dtype"]), entry["shape"]) for name, entry in read_manifest(spool).items()]
-        group = await self._trainer(self._sender.ready(version, tensors), "ready", self._limit_s)
+        group = await _within(_left_s(end_s), self._sender.ready(version, tensors), "ready")
         members = tuple(engines)
         if not group or group != self._group or not _same(members, self._members):
-            faults = await self._join(members, self._limit_s / 2)
+            faults = await self._join(members, _left_s(end_s) / 2, grace_s)
             if any(faults):
                 return faults
-        return await self._send(version, tensors, members, end_s)
+        return await self._send(version, tensors, members, _left_s(end_s), grace_s)
 
-    async def _join(self, members: tuple[Receiver, ...], limit_s: float) -> list[Fault]:
+    async def _join(self, members: tuple[Receiver, ...], limit_s: float, grace_s: float) -> list[Fault]:
         self._members, self._group = (), ""
+        if self._joining is not None:
+            await _within(limit_s, asyncio.wait([self._joining]), "join of the group before")
         self._num_groups += 1
         group, world_size = f"group {self._num_groups}", 1 + sum(engine.num_workers for engine in members)
-        host, port = await self._trainer(self._sender.open(group, world_size), "open", limit_s)
+        host, port = await _within(limit_s, self._sender.meet(group, world_size), "meet")
         calls, offset = [], 1  # rank 0 is the trainer's
         for engine in members:
-            info = {"master_address": host, "master_port": port, "rank_offset": offset, "world_size": world_size}
-            calls.append(asyncio.create_task(engine.join_group(info, limit_s)))
+            place = {"master_address": host, "master_port": port, "rank_offset": offset, "world_size": world_size}
+            calls.append(asyncio.create_task(engine.join_group({**place, "packed": True, **WIRE}, limit_s)))
             offset += engine.num_workers
-        opened = asyncio.create_task(self._sender.opened())
-        await asyncio.wait([*calls, opened], timeout=limit_s + _GRACE_S)
-        faults = [
-            await _fault(call, engine, f"did not join within {limit_s:g} s") for call, engine in zip(calls, members, strict=True)
-        ]
-        if not opened.done():
-            opened.cancel()
-            raise TrainerDiedError(
-                f"trainer rank 0 did not meet the engines within {limit_s:g} s: it waits for one that did not come"
-            )
-        if (error := opened.exception()) is not None:
-            if not isinstance(error, TrainerError) or isinstance(error, TrainerDiedError):
-                raise error
-            return [fault or PublishError(f"the trainer did not join the engines: {error}") for fault in faults]
-        if not any(faults):
-            self._members, self._group = members, group
-        return faults
+        self._joining = asyncio.create_task(self._sender.join())
+        self._joining.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may ask any more
+        faults = await _settle(calls, self._joining, members, (limit_s, grace_s), f"not joined within {limit_s:g} s")
+        if self._joining.done() and self._joining.exception() is None and not any(faults):
+            self._members, self._group, self._joining = members, group, None
+            return faults
+        cause = self._joining.exception() if self._joining.done() else next(filter(None, faults), None)
+        return [fault or PublishError(f"the group of trainer and engines was not complete: {cause}") for fault in faults]
 
-    async def _send(self, version: int, tensors: list[Tensor], members: tuple[Receiver, ...], end_s: float) -> list[Fault]:
-        limit_s = max(0.0, end_s - asyncio.get_running_loop().time())
+    async def _send(
+        self, version: int, tensors: list[Tensor], members: tuple[Receiver, ...], limit_s: float, grace_s: float
+    ) -> list[Fault]:
+        group, self._members, self._group = self._group, (), ""  # a collective that was left cannot be used again
         calls = [asyncio.create_task(engine.receive(version, tensors, limit_s)) for engine in members]
         sending = asyncio.create_task(self._sender.send())
-        _, waiting = await asyncio.wait([*calls, sending], timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
-        if waiting:
-            await asyncio.wait(waiting, timeout=_GRACE_S)
         reason = f"weight version {version} did not reach it whole"
-        faults = [await _fault(call, engine, reason) for call, engine in zip(calls, members, strict=True)]
-        if any(faults) or not sending.done() or sending.exception() is not None:
-            self._members, self._group = (), ""  # a collective that was left cannot be used again
+        faults = await _settle(calls, sending, members, (limit_s, grace_s), reason)
         if not sending.done():
             sending.cancel()
             raise TrainerDiedError(f"weight version {version}: trainer rank 0 still sends; an engine has stopped receiving")
         if (error := sending.exception()) is not None:
             raise error
+        if not any(faults):
+            self._members, self._group = members, group
         return faults
 
-    async def _trainer(self, call: Awaitable[Result], phase: str, limit_s: float) -> Result:
-        try:
-            async with asyncio.timeout(limit_s):
-                return await call
-        except TimeoutError as error:
-            raise TrainerDiedError(f"moving weights: the trainer did not end phase {phase} within {limit_s:g} s") from error
+
+async def _settle(
+    calls: "Sequence[asyncio.Task[None]]",
+    trainer: "asyncio.Task[None]",
+    engines: Sequence[Receiver],
+    times_s: tuple[float, float],
+    reason: str,
+) -> list[Fault]:
+    """Wait for all within (limit, moment for the others after a failure). Engines that have not ended are dead from now on."""
+    limit_s, grace_s = times_s
+    try:
+        _, waiting = await asyncio.wait([*calls, trainer], timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
+        if waiting:
+            await asyncio.wait(waiting, timeout=grace_s)
+    finally:  # also where the publish is cut off
+        stuck = [engine for call, engine in zip(calls, engines, strict=True) if not call.done()]
+        for call in calls:
+            call.cancel()
+        for engine in stuck:
+            engine.condemn(reason)
+    return [EngineError(reason) if engine in stuck else call.exception() for call, engine in zip(calls, engines, strict=True)]
 
 
-async def _fault(call: "asyncio.Task[None]", engine: Receiver, reason: str) -> Fault:
-    """What the call raised; an engine that is still in it is dead from now on."""
-    if call.done():
-        return call.exception()
-    call.cancel()
-    await engine.condemn(reason)
-    return EngineError(reason)
+def _left_s(end_s: float) -> float:
+    return max(0.0, end_s - asyncio.get_running_loop().time())
+
+
+async def _within(limit_s: float, call: Awaitable[Result], phase: str) -> Result:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await call
+    except TimeoutError as error:
+        raise TrainerDiedError(f"moving weights: the trainer did not end phase {phase} within {limit_s:g} s") from error
 
 
 def _same(left: Sequence[Receiver], right: Sequence[Receiver]) -> bool:
@@ -229,5 +253,5 @@ def choose_route(config: Config, *, trainer_has_gpus: bool, engines_have_gpus: b
 def make_route(config: Config, ranks: RankSet, *, on_gpu: bool) -> Route:
     """The route of a run whose trainer and engines are `on_gpu`, or not."""
     if choose_route(config, trainer_has_gpus=on_gpu, engines_have_gpus=on_gpu) == "nccl":
-        return NcclRoute(RankSender(ranks), config.limits.publish_timeout_s)
+        return NcclRoute(RankSender(ranks))
     return FilesRoute()

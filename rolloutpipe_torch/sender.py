@@ -15,9 +15,8 @@ from torch import Tensor
 
 from common.config_cluster import ClusterConfig
 from common.spool import TensorLayout
+from common.weight_routes import WIRE
 from rolloutpipe_torch.parallelize import full
-
-BUFFER_BYTES = 128 * 2**20  # of which each side holds two; a larger tensor goes alone
 
 
 class WeightSender:
@@ -103,9 +102,7 @@ def make_engine(host: str, port: int, world_size: int, source: Any, rank: int) -
     """vLLM's trainer engine, in its group once this returns (rank 0), or without one."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
-    info = NCCLTrainerInitInfo(
-        rank=rank, master_address=host, master_port=port, world_size=world_size, packed_buffer_size_bytes=BUFFER_BYTES
-    )
+    info = NCCLTrainerInitInfo(rank=rank, master_address=host, master_port=port, world_size=world_size, **WIRE)
     return NCCLTrainerWeightTransferEngine.trainer_init(info, client=_NoClient(), source=source)
 
 

@@ -139,6 +139,7 @@ class VllmEngine:
         Raises PublishError. The engine goes on with the old version where the fault came before the first weight was
         touched; otherwise it is dead.
         """
+        self._check_alive()
         updates = [{"path": str(shard)} for shard in spool_files(Path(spool))]
         return await self._load(version, updates, self._settings.publish_timeout_s)
 

@@ -114,7 +114,7 @@ class RemoteEngine:
         """Likewise."""
         await self._answer(self.actor.receive.remote(version, list(tensors), timeout_s))
 
-    async def condemn(self, reason: str) -> None:
+    def condemn(self, reason: str) -> None:
         """Likewise; sent, not waited for."""
         self.actor.condemn.remote(reason)
 
