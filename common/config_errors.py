@@ -15,6 +15,8 @@ from common.safe_files import read_text
 
 Model = TypeVar("Model", bound=BaseModel)
 _MAX_VALUES = 100_000  # in one file
+_MAX_DEPTH = 100
+_MAX_DIGITS = 100
 _MAX_PARTS = 16  # of a key a.b.c
 
 
@@ -31,12 +33,31 @@ class _Loader(yaml.SafeLoader):
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The scanner takes ever longer with each level, until Python's own limit ends it."""
+        self._depth = getattr(self, "_depth", 0) + 1
+        if self._depth > _MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, "it is nested too deep", self.peek_event().start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Of many digits, or parts in base 60, it takes long to read, and Python refuses to print it."""
+        if len(node.value) > _MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(None, None, "this number is too long", node.start_mark)
+        value: int = super().construct_yaml_int(node)
+        return value
+
     def get_single_node(self) -> yaml.Node | None:
         """Aliases share what they stand for; whoever walks or prints the values sees it again at each."""
         node: yaml.Node | None = super().get_single_node()
         if node is not None:
             _count_values(node, {})
         return node
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from common.errors import DataError, explain
-from common.safe_files import check_tensor_file, read_json
+from common.safe_files import check_plain_name, check_tensor_file, read_json
 
 # Names of dtypes as frameworks have them, and as safetensors files have them.
 CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -69,9 +69,8 @@ def _check_index(model_dir: Path) -> None:
         return
     try:
         names = read_json(file)["weight_map"].values()
-        strange = next((name for name in names if not isinstance(name, str) or name in ("", ".", "..") or "/" in name), None)
-        if strange is not None:
-            raise ValueError(f"{str(strange)[:80]!r} is no plain file name")
+        for name in names:
+            check_plain_name(name)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         remedy = f"copy the file again ({' '.join(str(error).split())})"
         raise DataError(explain("model.path", "must hold a readable index of its files", str(file), remedy)) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 JSON_BYTES = 16 * 2**20  # a manifest of 100 000 tensors
-HEADER_BYTES = 32 * 2**20  # of one safetensors file; the library itself takes 100 MB, which can hold millions of empty tensors
+HEADER_BYTES = 8 * 2**20  # of one safetensors file, 70 000 tensors; the library itself takes 100 MB
 TEXT_BYTES = 2**18  # a configuration that a person writes; more would take half a minute to parse
 _CHUNK_BYTES = 2**16
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, little-endian
@@ -50,12 +50,17 @@ def whole_number(data: Mapping[str, Any], key: str, low: int, high: int) -> int:
 
 def file_inside(directory: Path, name: object) -> Path:
     """A regular file right in `directory`: no path, and no link, that could lead out of it."""
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"{str(name)[:80]!r} is no plain file name")
-    path = directory / name
+    path = directory / check_plain_name(name)
     if not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError(f"{name} is no regular file")
     return path
+
+
+def check_plain_name(name: object) -> str:
+    """The name, where it is that of a file, and no path."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{str(name)[:80]!r} is no plain file name")
+    return name
 
 
 def check_tensor_file(path: Path) -> None:
