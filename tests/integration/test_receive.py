@@ -1,12 +1,14 @@
 """The actor's side of the NCCL route, with an AsyncLLM that only takes notes: which faults leave it serving, and which do not."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # read when vllm is imported; else an installed libtpu is taken for one
 from common.errors import EngineError, PublishError
 from rolloutpipe_torch.rollout.engine import EngineSettings, VllmEngine
 
@@ -85,7 +87,7 @@ def test_a_join_that_fails_leaves_an_engine_that_serves_and_one_that_waits_is_de
 ) -> None:
     """A worker that waits for its peers cannot decode."""
     engine._llm.faults["init_weight_transfer_engine"] = fault
-    with pytest.raises(EngineError, match="engine-0 (could|did) not meet the trainer"):
+    with pytest.raises(EngineError, match=r"engine-0 (could|did) not meet the trainer"):
         asyncio.run(engine.join_group(INFO, 0.05))
     assert alive(engine) == (is_alive, 0)
 
