@@ -1,21 +1,31 @@
-"""Forcing to the disk what must survive a machine that loses power: a file's bytes, and the entries of its directory."""
+"""Files that are whole or not there, whatever happens to the process or to the machine."""
 
 import os
 from pathlib import Path
 
+from common.disk import writing
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """All of `data`, on the disk when this returns, or what was there before. Raises DiskError."""
+    partial = path.with_name(f".{path.name}.partial")
+    with writing(path):
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names that were added to or removed from it durable."""
+    sync_file(directory)
+
 
 def sync_file(path: Path) -> None:
-    """Its bytes are on the disk when this returns."""
-    _sync(path, os.O_RDONLY)
-
-
-def sync_directory(path: Path) -> None:
-    """So are the names in it: which files were made, renamed or removed."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
+    """Make what was written to it durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, deserialize, safe_open, serialize_file
 
+from common.disk import writing
 from common.durable import sync_directory, sync_file
 from common.errors import PublishError
 from common.model_files import CODES
@@ -34,10 +35,11 @@ _MAX_RANK = 16
 
 
 class SpoolWriter:
-    """Streams tensors into shards of about 128 MiB, so the whole model is never held twice."""
+    """Streams tensors into shards of about 128 MiB, so the whole model is never held twice. Raises DiskError."""
 
     def __init__(self, spool: Path, version: int) -> None:
-        spool.mkdir(parents=True, exist_ok=True)
+        with writing(spool):
+            spool.mkdir(parents=True, exist_ok=True)
         self._spool, self._version = spool, version
         self._shard: dict[str, tuple[str, list[int], bytes]] = {}
         self._shard_bytes = 0
@@ -63,8 +65,8 @@ class SpoolWriter:
         """Write the last shard, then the manifest."""
         self._flush()
         manifest = {"version": self._version, "tensors": self._tensors}
-        # Not forced to the disk, as are the shards: after a crash a resume exports anew.
-        (self._spool / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        with writing(self._spool / MANIFEST):  # not forced to the disk, as are the shards: after a crash a resume exports anew
+            (self._spool / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
     def _flush(self) -> None:
         if self._shard:
@@ -73,7 +75,9 @@ class SpoolWriter:
                 name: TensorSpec(dtype=dtype, shape=shape, data_ptr=np.frombuffer(data, np.uint8).ctypes.data, data_len=len(data))
                 for name, (dtype, shape, data) in self._shard.items()
             }
-            serialize_file(specs, str(self._spool / self._shard_name(self._num_shards)), {"format": "pt"})
+            shard = self._spool / self._shard_name(self._num_shards)
+            with writing(shard):
+                serialize_file(specs, str(shard), {"format": "pt"})
             self._num_shards += 1
             self._shard, self._shard_bytes = {}, 0
 

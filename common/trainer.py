@@ -7,13 +7,14 @@ Ranks only compute, so they cannot disagree. A room's `TrainerRank` has the meth
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from common.batching import Plan, Row, rows_of
 from common.config import Config
+from common.disk import writing
 from common.durable import sync_directory, sync_file
 from common.errors import MAX_COUNT, ConfigError, DataError, TrainerError, UsageError, explain
 from common.grpo import LossRules, group_advantages, rewards_with_k1
@@ -75,10 +76,19 @@ class _OpenSave:
 
 
 class GroupTrainer:
-    """A `common.protocols.Trainer` over `ranks`. `plan` cuts rows of these lengths into each rank's micro-batches."""
+    """A `common.protocols.Trainer` over `ranks`. `plan` cuts rows of these lengths into each rank's micro-batches.
 
-    def __init__(self, config: Config, ranks: RankSet, plan: Callable[[Sequence[int]], Plan]) -> None:
-        self._config, self._ranks, self._plan_lengths = config, ranks, plan
+    `warm_up` is what new processes still need once they have joined.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        ranks: RankSet,
+        plan: Callable[[Sequence[int]], Plan],
+        warm_up: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._config, self._ranks, self._plan_lengths, self._warm_up = config, ranks, plan, warm_up
         self._rules = LossRules.from_config(config)
         self._update: _OpenUpdate | None = None
         self._optimizer_step = 0
@@ -178,7 +188,8 @@ class GroupTrainer:
             raise UsageError(explain("save", "must be given a new directory", str(directory), "choose another name"))
         partial = directory.absolute().with_name(f"{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
-        partial.mkdir(parents=True)
+        with writing(partial):
+            partial.mkdir(parents=True)
         await self._ranks.call("save", partial)
         state = {"optimizer_step": self._optimizer_step, "num_ranks": self._config.training.ranks}
         self._open_save = _OpenSave(directory.absolute(), partial, json.dumps(state))
@@ -190,7 +201,8 @@ class GroupTrainer:
                 return
             try:
                 await self._ranks.call_in_background("saved")
-                await asyncio.to_thread(_finish_save, save)
+                with writing(save.directory):
+                    await asyncio.to_thread(_finish_save, save)
             except Exception:
                 self._open_save = None  # told once; the next save starts anew
                 raise
@@ -214,6 +226,8 @@ class GroupTrainer:
         """New processes with the starting weights, as if nothing had been trained."""
         self._update, self._open_save, self._optimizer_step = None, None, 0
         await self._ranks.restart()
+        if self._warm_up is not None:
+            await self._warm_up()
 
     async def close(self) -> None:
         """End all processes; idempotent."""

@@ -19,8 +19,10 @@ from common.trainer import RankSet
 
 Result = TypeVar("Result")
 Fault = BaseException | None
+RouteName = Literal["files", "nccl"]
 Tensor = tuple[str, str, list[int]]  # name, dtype, shape
 
+_LONGEST_S = 600.0  # where no deadline is given: a collective may never end
 _GRACE_S = 10.0  # for the others, once one has failed
 # How tensors are put together on their way; both sides must have the same. Of the buffers each side holds two.
 WIRE: dict[str, Any] = {"packed_buffer_size_bytes": 128 * 2**20, "packed_num_buffers": 2}
@@ -58,7 +60,7 @@ class Receiver(FileReader, Protocol):
 class Route(Protocol):
     """One way of moving weights."""
 
-    async def deliver(self, version: int, spool: Path, engines: Sequence[Any], timeout_s: float) -> list[Fault]:
+    async def deliver(self, version: int, spool: Path, engines: Sequence[Any], timeout_s: float | None) -> list[Fault]:
         """Give the weights of the checked `spool`, which are the trainer's present ones, to all engines at once.
 
         Returns when each has settled, at most `timeout_s` later: what it raised, or None, in order. Raises TrainerError where
@@ -70,13 +72,13 @@ class Route(Protocol):
 class FilesRoute:
     """Every engine reads the spool."""
 
-    async def deliver(self, version: int, spool: Path, engines: Sequence[FileReader], timeout_s: float) -> list[Fault]:
+    async def deliver(self, version: int, spool: Path, engines: Sequence[FileReader], timeout_s: float | None) -> list[Fault]:
         """As `Route.deliver`."""
         calls = (publish_within(engine, version, spool, timeout_s) for engine in engines)
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
 
-async def publish_within(engine: FileReader, version: int, spool: Path, timeout_s: float) -> None:
+async def publish_within(engine: FileReader, version: int, spool: Path, timeout_s: float | None) -> None:
     """`engine.publish`, with a deadline. Raises PublishError, EngineError."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -145,8 +147,9 @@ class NcclRoute:
         self._num_groups = 0
         self._joining: asyncio.Task[None] | None = None  # rank 0, which may wait for members that do not come
 
-    async def deliver(self, version: int, spool: Path, engines: Sequence[Receiver], timeout_s: float) -> list[Fault]:
+    async def deliver(self, version: int, spool: Path, engines: Sequence[Receiver], timeout_s: float | None) -> list[Fault]:
         """As `Route.deliver`."""
+        timeout_s = _LONGEST_S if timeout_s is None else timeout_s
         grace_s = min(_GRACE_S, timeout_s / 4)
         end_s = asyncio.get_running_loop().time() + timeout_s - 2 * grace_s
         tensors: list[Tensor] = [(name, str(entry["dtype"]), entry["shape"]) for name, entry in read_manifest(spool).items()]
@@ -235,7 +238,7 @@ def _same(left: Sequence[Receiver], right: Sequence[Receiver]) -> bool:
     return len(left) == len(right) and all(one is other for one, other in zip(left, right, strict=True))
 
 
-def choose_route(config: Config, *, trainer_has_gpus: bool, engines_have_gpus: bool) -> Literal["files", "nccl"]:
+def choose_route(config: Config, *, trainer_has_gpus: bool, engines_have_gpus: bool) -> RouteName:
     """What `cluster.weights` comes to. Raises ConfigError where nccl is asked for and cannot be."""
     wanted = config.cluster.weights
     cause = ""
@@ -250,8 +253,6 @@ def choose_route(config: Config, *, trainer_has_gpus: bool, engines_have_gpus: b
     return "files" if cause or wanted == "files" else "nccl"
 
 
-def make_route(config: Config, ranks: RankSet, *, on_gpu: bool) -> Route:
-    """The route of a run whose trainer and engines are `on_gpu`, or not."""
-    if choose_route(config, trainer_has_gpus=on_gpu, engines_have_gpus=on_gpu) == "nccl":
-        return NcclRoute(RankSender(ranks))
-    return FilesRoute()
+def make_route(name: RouteName, ranks: RankSet) -> Route:
+    """The route of this name, from these trainer ranks."""
+    return NcclRoute(RankSender(ranks)) if name == "nccl" else FilesRoute()

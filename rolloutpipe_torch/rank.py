@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from common.batching import Row
 from common.config import Config
 from common.grpo import LossRules
+from common.network import LOOPBACK, check_listen, interface_of
 from common.spool import model_layout
 from rolloutpipe_torch.batch import Batch, to_batch
 from rolloutpipe_torch.checkpoint import load_shard, save_shard
@@ -32,11 +33,10 @@ from rolloutpipe_torch.loss import Sums, TokenLogprobs, add_sums, loss_sum
 from rolloutpipe_torch.model import Policy, load_policy
 from rolloutpipe_torch.optimizer import ShardedAdamW
 from rolloutpipe_torch.parallelize import full, parallelize, reshard
-from rolloutpipe_torch.sender import WeightSender, meeting_host
+from rolloutpipe_torch.sender import WeightSender
 from rolloutpipe_torch.weights import export_weights
 
 MicroBatches = list[list[Row]]  # an empty one is a pass of weight zero
-_HOST = "127.0.0.1"
 
 
 class TrainerRank:
@@ -49,23 +49,33 @@ class TrainerRank:
         self._sums: Sums = {}
         self._cpu_mark_s = time.process_time()
 
-    def listen(self) -> int:
-        """Open the meeting point of the ranks on the loopback address and return its port.
+    def listen(self, address: str = LOOPBACK) -> int:
+        """Open the meeting point of the ranks on an address of this node and return its port, which the system chooses.
 
-        The socket is bound here and handed over, so no other process can take the port in between.
+        The socket is bound here and handed over, so no other process can take the port in between. Raises ConfigError where
+        other machines reach the address and the configuration does not ask for that.
         """
-        server = socket.create_server((_HOST, 0))
+        check_listen(self._config.cluster, address)
+        server = socket.create_server((address, 0))
         port: int = server.getsockname()[1]
         self._store = TCPStore(
-            _HOST, port, self._num_ranks, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
+            address, port, self._num_ranks, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
         )
         return port
 
-    def join(self, port: int) -> None:
-        """Meet the other ranks and load the model. Raises DataError for a model that cannot be loaded."""
+    def join(self, port: int, host: str = LOOPBACK, address: str = LOOPBACK) -> None:
+        """Meet the other ranks at `host` and load the model; `address` is the one of this node that they talk to.
+
+        Raises DataError for a model that cannot be loaded, ConfigError as `listen`.
+        """
+        check_listen(self._config.cluster, address)
+        self._address = address
         training = self._config.training
+        # Both would choose for themselves, and listen where nobody asked them to.
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface_of(address)}"
         self._set_up_torch(training.threads)
-        store = self._store if self._rank == 0 else TCPStore(_HOST, port, self._num_ranks, is_master=False)
+        store = self._store if self._rank == 0 else TCPStore(host, port, self._num_ranks, is_master=False)
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",
             store=store,
@@ -88,7 +98,6 @@ class TrainerRank:
             torch.cuda.set_device(0)  # Ray shows each actor its own GPU only
             self._device = torch.device("cuda", 0)
         else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             self._device = torch.device("cpu")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that costs a pass over each tensor
@@ -180,7 +189,7 @@ class TrainerRank:
 
     def meet_engines(self, group: str, world_size: int) -> tuple[str, int]:
         """Where rank 0 and the engines' workers will meet: (host, port)."""
-        return self._sender.meet(group, meeting_host(self._config.cluster), world_size)
+        return self._sender.meet(group, self._address, world_size)
 
     def join_engines(self) -> None:
         """Meet them. In the background: where one does not come, the ranks go on."""

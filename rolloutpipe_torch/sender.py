@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.config_cluster import ClusterConfig
 from common.spool import TensorLayout
 from common.weight_routes import WIRE
 from rolloutpipe_torch.parallelize import full
@@ -75,15 +74,6 @@ class WeightSender:
         if self._engine is not None:
             self._engine.shutdown()
         self._engine, self._group, self._meeting = None, "", None
-
-
-def meeting_host(cluster: ClusterConfig) -> str:
-    """The address at which engines find rank 0: loopback where all is on this machine."""
-    if cluster.is_local:
-        return "127.0.0.1"
-    import ray
-
-    return cluster.host or str(ray.util.get_node_ip_address())
 
 
 class _NoClient:

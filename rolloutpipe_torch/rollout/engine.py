@@ -10,15 +10,17 @@ Only plain values cross the actor's border. This module imports vLLM inside `sta
 """
 
 import asyncio
+import faulthandler
 import math
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import DataError, EngineError, PublishError, explain
+from common.errors import DataError, EngineDiedError, EngineError, PublishError, explain
 from common.safe_files import read_json
 from common.spool import spool_files
 from rolloutpipe_torch.rollout.lifetime import own_children
@@ -30,6 +32,7 @@ Output = tuple[list[int], list[float], str, int, int]
 Phases = list[tuple[str, Callable[[], Awaitable[Any]]]]
 
 _RESUME_TIMEOUT_S = 5.0
+_LOOK_S = 0.1
 _ABORT_TRIES, _ABORT_PAUSE_S = 100, 0.05
 
 
@@ -48,11 +51,12 @@ class EngineSettings:
     kv_cache_gb: int  # CPU only
     tensor_parallel: int
     publish_timeout_s: float
+    is_local: bool = True  # nothing of the run is on another machine
     options: dict[str, Any] = field(default_factory=dict)  # further AsyncEngineArgs; they win
 
 
 class VllmEngine:
-    """Serves one weight version at a time; every method but `start` and `close` raises EngineError once it is dead."""
+    """Serves one weight version at a time; every method but `start` and `close` raises EngineDiedError once it is dead."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -65,6 +69,7 @@ class VllmEngine:
     async def start(self) -> int:
         """Load the engine with random weights; returns the actor's process id. Blocks this actor while it starts."""
         redirect_output(self._settings.log_file)
+        faulthandler.register(signal.SIGUSR1, file=2)  # all stacks to the log, also where this process hangs
         own_children()
         set_environment(self._settings)
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -231,6 +236,13 @@ class VllmEngine:
         fault = self._fault or self._core_fault()
         return not fault, self._version, len(self._running), fault
 
+    async def alive(self) -> None:
+        """Never returns; raises EngineDiedError as soon as it cannot serve any more. With this process, Ray ends the call."""
+        # vLLM waits for the end of its EngineCore and notes it; this looks at the note, in the process that has it.
+        while not (fault := self._fault or self._core_fault()):
+            await asyncio.sleep(_LOOK_S)
+        raise EngineDiedError(f"{self._settings.name} is dead: {fault}")
+
     async def close(self) -> None:
         """End the EngineCore; idempotent."""
         self._fault = self._fault or "it is closed"
@@ -243,7 +255,7 @@ class VllmEngine:
 
     def _check_alive(self) -> None:
         if fault := self._fault or self._core_fault():
-            raise EngineError(f"{self._settings.name} is dead: {fault}")
+            raise EngineDiedError(f"{self._settings.name} is dead: {fault}")
 
     def _check_serving(self) -> None:
         self._check_alive()
@@ -251,8 +263,9 @@ class VllmEngine:
             raise EngineError(f"{self._settings.name} has random weights: publish version 0 before the first request")
 
     def _lost(self, request_id: str, error: Exception) -> EngineError:
-        cause = self._fault or (self._llm is not None and self._core_fault()) or one_line(error)
-        return EngineError(f"{self._settings.name} lost request {request_id}: {cause}")
+        fault = self._fault or (self._llm is not None and self._core_fault())
+        kind = EngineDiedError if fault else EngineError
+        return kind(f"{self._settings.name} lost request {request_id}: {fault or one_line(error)}")
 
 
 def one_line(error: BaseException) -> str:
@@ -272,6 +285,8 @@ def set_environment(settings: EngineSettings) -> None:
     """What vLLM and torch read when they are imported, here and in the EngineCore."""
     os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     if settings.on_gpu:
+        if settings.is_local:  # the workers' own collectives, and those with the trainer
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")
         return
     os.environ.update(
         OMP_NUM_THREADS=str(settings.threads),

@@ -153,7 +153,7 @@ def test_a_new_process_continues_from_a_checkpoint_and_its_death_is_named(fresh,
         os.kill(other._ranks.pids()[0], signal.SIGKILL)
         await other.begin_update()
         for _ in range(2):
-            with pytest.raises(TrainerError, match=r"trainer rank 0 died; see .*trainer-rank-0\.log"):
+            with pytest.raises(TrainerError, match=r"trainer rank 0 died \(.*; see .*trainer-rank-0\.log"):
                 await asyncio.wait_for(other.accumulate([make_group(0)]), 30)
         await other.close()
         await other.close()

@@ -375,9 +375,9 @@ def test_the_sender_asks_the_ranks() -> None:
 def test_the_route_is_chosen_by_what_there_is(weights: str, trainer: str, has_gpus: bool, engines: bool, expected: str) -> None:
     config = config_of(cluster={"weights": weights}, trainer=trainer)
     assert choose_route(config, trainer_has_gpus=has_gpus, engines_have_gpus=engines) == expected
-    if has_gpus == engines:
-        kind = {"nccl": NcclRoute, "files": FilesRoute}[expected]
-        assert isinstance(make_route(config, FakeRanks(), on_gpu=has_gpus), kind)  # type: ignore[arg-type]
+    kind = {"nccl": NcclRoute, "files": FilesRoute}[expected]
+    chosen = choose_route(config, trainer_has_gpus=has_gpus, engines_have_gpus=engines)
+    assert isinstance(make_route(chosen, FakeRanks()), kind)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
