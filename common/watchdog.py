@@ -28,6 +28,7 @@ class Watchdog:
         """Until cancelled."""
         unlisten = self._timeline.listen(self._notice)
         told_s = self._last_s
+        self._timeline.describe = self._describe
         try:
             while True:
                 since = max(self._last_s, told_s)
@@ -36,6 +37,7 @@ class Watchdog:
                     told_s = self._timeline.now()
                     await self._tell()
         finally:
+            self._timeline.describe = None
             unlisten()
 
     async def _tell(self) -> None:
