@@ -235,7 +235,7 @@ def main() -> NoReturn:
     """Run the command line, and leave no process behind."""
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # it ends a run as Ctrl-C does
     with suppress(RuntimeError, ValueError):  # where stderr is no file
-        faulthandler.register(signal.SIGUSR1, all_threads=True)  # shows threads and ends nothing; of a run see `common.stacks`
+        faulthandler.register(signal.SIGUSR1, all_threads=False)  # ends nothing; `common.stacks` says why not all threads
     try:
         code = run(sys.argv[1:])
     finally:

@@ -1,8 +1,9 @@
 """`kill -USR1 PID`: what every task and thread of a run does, in `logs/stacks-NNN.txt`, and who waits for whom. The run goes on.
 
-The stacks of threads are written by `faulthandler`, at once and in C, so also while the event loop is blocked; tasks follow as
-soon as the main thread runs Python. What is written and said is done by a thread of its own: the signal may have come while the
-main thread holds a lock of the display. Engines and ranks that listen for the signal write their threads into their own logs.
+A thread of its own is woken by the signal (`signal.set_wakeup_fd`) and does all of it, so the answer comes also while the event
+loop is blocked, and no lock that the main thread holds can be in its way. `faulthandler` is not asked for all threads: it reads
+their frames while they run, which ended the process in one of five tests of a hundred signals. Engines and ranks that listen
+for the signal write into their own logs.
 """
 
 import asyncio
@@ -13,11 +14,12 @@ import signal
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -26,6 +28,7 @@ from common.timeline import Timeline
 
 _MAX_NAMES = 8  # of tasks that stand at the same place
 _SIGNAL = signal.SIGUSR1
+_CLOSE_S = 5.0  # for a dump that is being written
 _WORKERS = "ray::"  # titles of the processes that are signalled
 
 Place = tuple[str, int, str]  # file, line, function
@@ -54,57 +57,49 @@ def stack_dumps(run_dir: RunDir, timeline: Timeline, console: Console) -> Iterat
 class _Dumps:
     def __init__(self, logs: Path, timeline: Timeline, console: Console) -> None:
         self._logs, self._timeline, self._console = logs, timeline, console
-        self._file: IO[str] | None = None  # of the next dump
-        self._path = logs
-        self._is_answering = False
-        self._before: Any = None
+        self._main = threading.get_ident()
+        self._before: Any = signal.SIG_DFL
+        self._pipe: tuple[int, int] | None = None
+        self._thread = threading.Thread(target=self._watch, name="stack dumps", daemon=True)
 
     def open(self) -> None:
-        """Nothing where it cannot be done, as on a full disk or outside the main thread."""
-        with suppress(Exception):
-            faulthandler.unregister(_SIGNAL)  # else it would take itself for installed
-            self._before = signal.signal(_SIGNAL, self._answer)
-            self._next()
+        """Nothing where it cannot be done, as outside the main thread."""
+        with suppress(ValueError):
+            faulthandler.unregister(_SIGNAL)
+            self._before = signal.signal(_SIGNAL, lambda *_: None)
+            self._pipe = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._pipe[1], False)
+            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            self._thread.start()
 
     def close(self) -> None:
-        with suppress(Exception):
-            faulthandler.unregister(_SIGNAL)
-            signal.signal(_SIGNAL, self._before or signal.SIG_DFL)
-            faulthandler.register(_SIGNAL, all_threads=True)  # as `common.cli` has it
-        with suppress(Exception):
-            if self._file is not None:
-                self._file.close()
-                if self._path.stat().st_size == 0:
-                    self._path.unlink()
+        if self._pipe is None:
+            return
+        signal.set_wakeup_fd(-1)
+        faulthandler.register(_SIGNAL, all_threads=False)  # as `common.cli` has it
+        os.close(self._pipe[1])
+        self._thread.join(_CLOSE_S)
 
-    def _next(self) -> None:
-        """Threads of the next signal go into a new file; Python's own answer comes after them."""
+    def _watch(self) -> None:
+        """One byte for each signal of the process; the end of the pipe is the end of the block."""
+        assert self._pipe is not None
+        while numbers := os.read(self._pipe[0], 4096):
+            if _SIGNAL in numbers:  # several that came at once have one answer
+                with suppress(Exception):  # a dump never hurts the run
+                    self._answer()
+        os.close(self._pipe[0])
+
+    def _answer(self) -> None:
+        frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
+        who, tasks = _who_waits(self._timeline), list(task_stacks(frames[self._main]))
         numbers = [int(path.stem[7:]) for path in self._logs.glob("stacks-*.txt") if path.stem[7:].isdigit()]
         path = self._logs / f"stacks-{max(numbers, default=-1) + 1:03d}.txt"
-        file = path.open("x", encoding="utf-8")
-        faulthandler.register(_SIGNAL, file=file, all_threads=True, chain=True)
-        self._file, self._path = file, path
-
-    def _answer(self, number: int, frame: Any) -> None:
-        file, path = self._file, self._path
-        if file is None or self._is_answering:  # Python may call this again while it runs: one answer for both
-            return
-        self._is_answering = True
-        with suppress(Exception):  # a dump never hurts the run
-            who, tasks = _who_waits(self._timeline), list(task_stacks(frame))
-            threads = {thread.ident or 0: thread.name for thread in threading.enumerate()}
-            self._next()
-            told = (file, path, who, tasks, threads)
-            threading.Thread(target=self._write, args=told, name="stack dump", daemon=True).start()
-        self._is_answering = False
-
-    def _write(self, file: IO[str], path: Path, who: str, tasks: list[TaskStack], threads: dict[int, str]) -> None:
-        with suppress(Exception):
-            with file:
-                file.write("\nThreads by name:\n" + "".join(f"  0x{ident:016x} {name}\n" for ident, name in threads.items()))
-                file.write(f"\nWho waits for whom: {who}\n\n{show_tasks(tasks)}")
-                file.write("".join(f"\nAlso asked: {told}" for told in ask_workers()) + "\n")
-            self._console.print(f"stacks: {path}; {who}", markup=False, highlight=False, soft_wrap=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(f"Who waits for whom: {who}\n\n{show_tasks(tasks)}\n{len(frames)} threads:\n")
+            for ident, frame in frames.items():
+                file.write(f"\n{names.get(ident, f'thread {ident}')}\n{_show(_frames(frame))}")
+            file.write("".join(f"\nAlso asked: {told}" for told in ask_workers()) + "\n")
+        self._console.print(f"stacks: {path}; {who}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _who_waits(timeline: Timeline) -> str:
@@ -114,16 +109,24 @@ def _who_waits(timeline: Timeline) -> str:
         return f"cannot be told at this moment ({type(error).__name__}: {error})"
 
 
-def task_stacks(frame: Any = None) -> Iterator[TaskStack]:
-    """Of every task of the loop that runs in this thread, none without one. `frame`: where the running task is."""
-    try:
-        current, tasks = asyncio.current_task(), asyncio.all_tasks()
-    except RuntimeError:
+def task_stacks(frame: FrameType | None) -> Iterator[TaskStack]:
+    """Of every task of the event loop whose thread is at `frame`; none where none runs there."""
+    loop = _loop_of(frame)
+    if loop is None:
         return
-    for task in tasks:
+    current = asyncio.current_task(loop)
+    for task in asyncio.all_tasks(loop):
         with suppress(Exception):
-            places = _frames(frame or sys._getframe()) if task is current else _awaits(task.get_coro())
+            places = _frames(frame) if task is current else list(_awaits(task.get_coro()))
             yield TaskStack(task.get_name(), tuple(places), "nothing: it runs" if task is current else _waits_for(task))
+
+
+def _loop_of(frame: FrameType | None) -> asyncio.AbstractEventLoop | None:
+    while frame is not None:
+        if isinstance(loop := frame.f_locals.get("self"), asyncio.AbstractEventLoop):
+            return loop
+        frame = frame.f_back
+    return None
 
 
 def _awaits(coroutine: Any) -> Iterator[Place]:
@@ -136,7 +139,7 @@ def _awaits(coroutine: Any) -> Iterator[Place]:
         coroutine = next((found for found in awaited if found is not None), None)
 
 
-def _frames(frame: Any) -> list[Place]:
+def _frames(frame: FrameType | None) -> list[Place]:
     places: list[Place] = []
     while frame is not None:
         places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
@@ -163,8 +166,12 @@ def show_tasks(tasks: list[TaskStack]) -> str:
     for (places, waits_for), names in sorted(groups.items(), key=lambda item: len(item[1])):
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         lines.append(f"\n{', '.join(sorted(names)[:_MAX_NAMES])}{more} (waits for {waits_for})\n")
-        lines += (f"  {file}:{line} {name}: {linecache.getline(file, line).strip()}\n" for file, line, name in places)
+        lines.append(_show(places))
     return "".join(lines)
+
+
+def _show(places: Iterable[Place]) -> str:
+    return "".join(f"  {file}:{line} {name}: {linecache.getline(file, line).strip()}\n" for file, line, name in places)
 
 
 def ask_workers() -> Iterator[str]:
