@@ -183,8 +183,9 @@ def test_a_spool_dir_that_cannot_serve_is_refused(run_dir: Path, tmp_path: Path,
         spool_place(local(tmp_path / "given"), run_dir, LAYOUT).__enter__()
 
 
+@pytest.mark.parametrize("is_open", [False, True], ids=["before it is opened", "after"])
 def test_a_directory_that_is_removed_before_it_is_locked_is_made_anew(
-    memory: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    memory: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
 ) -> None:
     """Another start may come in between, and takes what is not locked yet for something that was left."""
     made: list[Path] = []
@@ -196,6 +197,8 @@ def test_a_directory_that_is_removed_before_it_is_locked_is_made_anew(
             other = lock(path)
             shutil.rmtree(path)
             assert other is not None
+            if is_open:
+                return other
             os.close(other)
         return lock(path)
 

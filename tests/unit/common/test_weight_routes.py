@@ -155,11 +155,11 @@ class FakeSender:
 
 
 class Lab:
-    """Two engines, the second of two workers, and a spool."""
+    """Two engines, the first of two workers, and a spool."""
 
     def __init__(self, root: Path) -> None:
         self.wire = Wire()
-        self.engines = [FakeReceiver(self.wire, "engine-0"), FakeReceiver(self.wire, "engine-1", 2)]
+        self.engines = [FakeReceiver(self.wire, "engine-0", 2), FakeReceiver(self.wire, "engine-1")]
         self.sender = FakeSender(self.wire)
         self.route = NcclRoute(self.sender)
         self.spool = root / "v1"
@@ -190,7 +190,7 @@ def test_both_sides_have_the_same_tensors_in_the_order_of_the_spool(tmp_path: Pa
         lab = Lab(tmp_path)
         assert await lab.deliver(1) == [None, None]
         assert [engine.got for engine in lab.engines] == [TENSORS, TENSORS]
-        assert [(info["rank_offset"], info["world_size"]) for engine in lab.engines for info in engine.infos] == [(1, 4), (2, 4)]
+        assert [(info["rank_offset"], info["world_size"]) for engine in lab.engines for info in engine.infos] == [(1, 4), (3, 4)]
         assert lab.wire.calls == [
             "trainer meets 4",
             "engine-0 joins",
@@ -212,7 +212,7 @@ def test_the_group_is_kept_while_its_members_are_the_same_and_made_anew_when_one
         for version, expected in ((1, 1), (2, 1)):
             assert await lab.deliver(version) == [None, None]
             assert meetings() == expected
-        lab.engines[1] = FakeReceiver(lab.wire, "engine-1", 2)
+        lab.engines[1] = FakeReceiver(lab.wire, "engine-1")
         assert await lab.deliver(3) == [None, None]
         assert meetings() == 2
         lab.sender.group_name = ""  # the ranks are new
