@@ -22,6 +22,7 @@ from common.errors import ConfigError, explain
 _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors without GPUs keep the caller's CUDA_VISIBLE_DEVICES
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_task_events_report_interval_ms": "0",  # else the cluster's store keeps a record of every call, and grows with the rounds
     "RAY_worker_niceness": "0",  # the actors are the run itself: at Ray's 15 any other program would starve them
     # Without this, Ray turns the loopback address into an outside one and its servers listen on all interfaces.
     # Whatever its name says, it works on Linux too; read when `ray` is imported, so it is set here for the children only.

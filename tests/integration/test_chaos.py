@@ -14,7 +14,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def chaos(directory: Path, *words: str) -> list[dict]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "chaos"), "--nodes", "no", "--no-compare", "--dir", str(directory / "runs")]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "chaos"),
+        "--nodes",
+        "no",
+        "--no-compare",
+        "--dir",
+        str(directory / "runs"),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, "--json", str(directory / "found.json"), *words],
