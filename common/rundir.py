@@ -5,17 +5,19 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from common.config import Config
-from common.disk import writing
-from common.errors import ConfigError, DataError, DiskError, explain
+from common.durable import write_durably
+from common.errors import MAX_COUNT, ConfigError, DataError, DiskError, explain
+from common.safe_files import read_json, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,10 @@ class RunDir:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def start(self) -> Path:
+        return self.path / "start.json"
 
     @property
     def timeline(self) -> Path:
@@ -102,11 +108,12 @@ def _bad_place(path: Path, cause: object) -> ConfigError:
     return ConfigError(explain("run_dir", "must be a directory that can be made", str(path), remedy))
 
 
-def create(run_dir: RunDir, config: Config) -> None:
-    """Make the directory with the resolved configuration, or nothing."""
+def create(run_dir: RunDir, config: Config, start: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Make the directory with the resolved configuration and what the run starts from (`start.json`), or nothing."""
     existed = run_dir.path.exists()
     try:
         run_dir.logs.mkdir(parents=True, exist_ok=True)
+        write_atomically(run_dir.start, json.dumps(dict(start)))
         write_config(run_dir, config)
     except (OSError, ValueError, DiskError) as error:
         if not existed:
@@ -135,11 +142,8 @@ def held(run_dir: RunDir) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of `text`, or what was there before. Raises DiskError."""
-    partial = path.with_name(f".{path.name}.partial")
-    with writing(path):
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+    """All of `text`, or what was there before."""
+    write_durably(path, text.encode("utf-8"))
 
 
 def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:
@@ -162,6 +166,23 @@ def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:
     return finished[-1], read_state(finished[-1])
 
 
+START_RULES = {
+    "workload": ("must be the problems that the run was trained on", "give the same file and settings as before"),
+    "model": ("must be the weights and tokenizer that the run started from", "give the same model directory as before"),
+}
+
+
+def check_same_start(run_dir: RunDir, start: Mapping[str, str]) -> None:
+    """Raises DataError where a run that is resumed would start from other problems, or another model. Older runs may not say."""
+    try:
+        before = read_json(run_dir.start) if run_dir.start.exists() else {}
+    except (OSError, ValueError) as error:
+        raise DataError(explain("--resume", "needs a readable start.json", str(run_dir.path), "start a new run")) from error
+    for field, (rule, remedy) in START_RULES.items():
+        if field in start and isinstance(before, dict) and before.get(field, start[field]) != start[field]:
+            raise DataError(explain(field, f"{rule} (content {before[field]})", start[field], remedy))
+
+
 def check_same_problems(state: dict[str, Any], content_hash: str) -> None:
     """Raises DataError where a checkpoint's run was trained on other problems."""
     if state["workload"] != content_hash:
@@ -172,8 +193,10 @@ def check_same_problems(state: dict[str, Any], content_hash: str) -> None:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What the run, not the trainer, needs to go on."""
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or not {"round", "version", "sampler", "workload"} <= state.keys():
+        state = read_json(checkpoint / "state.json")
+        whole_number(state, "round", 1, MAX_COUNT)
+        whole_number(state, "version", 0, MAX_COUNT)
+        if not {"sampler", "workload"} <= state.keys():
             raise ValueError("parts are missing")
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable state.json", str(checkpoint), "remove this checkpoint")) from error

@@ -26,7 +26,8 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | stall | message (the watchdog) |
 | fault | part (`engine-1`, `trainer`, `disk`), detail: what died, and how that was noticed |
 | recovered | start (of its fault), part, detail |
-| recorded | groups (found on disk: not sampled again), drops, left_out (entries not used), notes: a round that is resumed |
+| recorded | groups, drops (found in the journal, and not sampled again), is_whole (nothing is left to sample) |
+| left_out | message (lines of a journal that are not used, and why) |
 | round_end | books (rule 3: groups, refilled, trained, filtered, dropped, requests, finished, failed, cancelled) |
 
 `request` and `group` are strings: `r3/g17/m2`, `r3/g17`, where 17 is the group's order; `e3/g17/m2` is of the evaluation of
@@ -157,6 +158,7 @@ _FLUSHED = frozenset(
         "fault",
         "recovered",
         "recorded",
+        "left_out",
     }
 )
 

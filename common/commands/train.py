@@ -14,20 +14,22 @@ from common.disk import stopped
 from common.display import LiveDisplay, final_table
 from common.errors import ConfigError, DataError, DiskError, InputError, RolloutPipeError, RunError, explain
 from common.evaluation.training import check_same_evaluations
-from common.launch import launched, ray_running
+from common.launch import check_cluster, launched, ray_running
 from common.prepare import Prepared, prepare
 from common.report.html import write_report
 from common.report.tensorboard import TensorboardListener
 from common.report.trace import write_trace
-from common.resume import check_same_run
-from common.run import Run, RunResult
+from common.resume import check_same_run, model_identity
+from common.run import Run
+from common.run_parts import RunResult
 from common.rundir import (
     RunDir,
-    check_same_problems,
+    check_same_start,
     create,
+    finished_checkpoints,
     held,
-    newest_checkpoint,
     plan_run_dir,
+    read_state,
     write_atomically,
     write_config,
 )
@@ -52,15 +54,16 @@ def resolve(config_path: Path | None, overrides: list[str], resume: Path | None)
     check_same_run(config, before, run_dir)
     if config.run_dir is not None and config.run_dir != before.run_dir and Path(config.run_dir).resolve() != resume.resolve():
         raise ConfigError(explain("run_dir", f"must be the run to resume ({resume})", config.run_dir, "leave it out"))
-    newest_checkpoint(run_dir)  # there must be one
     check_same_evaluations(config, before, run_dir)
     return config, run_dir
 
 
 def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
     """What a run that has nothing left to do gave (`result.json`); None where rounds are left."""
-    _, state = newest_checkpoint(run_dir)
-    if state["round"] < config.rounds or not (run_dir.result.is_file() and run_dir.model.is_dir()):
+    finished = finished_checkpoints(run_dir)
+    if not finished or read_state(finished[-1])["round"] < config.rounds:
+        return None
+    if not (run_dir.result.is_file() and run_dir.model.is_dir()):
         return None
     try:
         return dict(json.loads(run_dir.result.read_text(encoding="utf-8")))
@@ -70,11 +73,13 @@ def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
 
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
+    check_cluster(config.cluster)
     prepared = prepare(config, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+    start = {"workload": prepared.workload.content_hash, "model": model_identity(prepared.model_dir)}
     if resume:
-        check_same_problems(newest_checkpoint(run_dir)[1], prepared.workload.content_hash)
+        check_same_start(run_dir, start)
     else:
-        create(run_dir, config)
+        create(run_dir, config, start)
     with held(run_dir):
         if resume:
             write_config(run_dir, config)
@@ -106,7 +111,7 @@ def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Consol
             with LiveDisplay(timeline, console), stack_dumps(run_dir, timeline, console):
                 _emit_start(config, timeline)
                 # Outside the event loop: there Ctrl-C would wait until Ray has started.
-                with ray_running(timeline):
+                with ray_running(timeline, config.cluster):
                     result = asyncio.run(_run(config, prepared, run_dir, timeline, resume))
             status = "finished"
             return result

@@ -1,7 +1,8 @@
 """Every sample of a run: `groups/round-00003.jsonl`, one JSON line per group, appended as each is materialized.
 
-A line holds the whole `Group` and its prompt text, so a `Group` survives the round trip exactly: ids, log-probs (NaN as
-null), rewards, versions, times, verdicts. The reader forgives a torn last line, which a killed run may leave.
+The rounds of a training are written by `common.journal`, which adds lines of its own. A line holds the whole `Group` and its
+prompt text, so a `Group` survives the round trip exactly: ids, log-probs (NaN as null), rewards, versions, times, verdicts. The
+reader forgives a torn last line, which a killed run may leave.
 """
 
 import json
@@ -182,6 +183,8 @@ def read_groups(path: Path) -> Iterator[StoredGroup]:
                 row = json.loads(line)
             except ValueError:
                 continue  # a torn line: the last, or the last of a run that was resumed
+            if isinstance(row, dict) and "kind" in row:
+                continue  # the journal's own
             try:
                 yield group_from_json(row)
             except (KeyError, TypeError, ValueError) as error:

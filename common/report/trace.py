@@ -123,6 +123,12 @@ class _TraceWriter:
     def _on_stall(self, event: Event) -> Iterator[Record]:
         yield from self._instant("round", f"stall: {event.get('message')}", event)
 
+    def _on_fault(self, event: Event) -> Iterator[Record]:
+        yield from self._instant("round", f"fault of {event['part']}: {event.get('detail')}", event)
+
+    def _on_recovered(self, event: Event) -> Iterator[Record]:
+        yield from self._instant("round", f"{event['part']} is back: {event.get('detail')}", event)
+
     def _instant(self, place: str, name: str, event: Event) -> Iterator[Record]:
         yield from self._track(place)
         yield {"ph": "i", "s": "p", "name": name, "cat": event["kind"], **self._at(place, 0, event["t"])}

@@ -108,11 +108,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     file = tmp_path / "result.json"
     write_atomically(file, "old")
 
-    def torn(path: Path, text: str, **_: object) -> None:
-        path.open("w").write(text[:1])
+    def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", torn)
+    monkeypatch.setattr("common.durable.os.fsync", full)
     with pytest.raises(DiskError, match=r"result.json cannot be written: No space left"):
         write_atomically(file, "new")
     assert file.read_text() == "old"
