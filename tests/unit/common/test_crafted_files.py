@@ -26,7 +26,7 @@ from common.model_files import TensorLayout, model_layout
 from common.prepare import context_length
 from common.rundir import read_state
 from common.spool import MANIFEST, SpoolWriter, check_spool, fingerprint, spool_files, spool_model, write_safetensors
-from common.trainer import _read_state
+from common.trainer_save import read_trainer_state
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYOUT = {"w": TensorLayout((1,), "float32")}
@@ -162,7 +162,7 @@ READERS: dict[str, tuple[str, type[Exception], Callable[[Path], Any]]] = {
     "layout": ("config.json", DataError, model_layout),
     "index": ("model.safetensors.index.json", DataError, model_layout),
     "run state": ("state.json", DataError, read_state),
-    "trainer state": ("state.json", DataError, _read_state),
+    "trainer state": ("state.json", DataError, read_trainer_state),
 }
 
 
@@ -237,7 +237,7 @@ def test_trainer_states(tmp_path: Path, key: str, value: object) -> None:
     if key == "optimizer_step" and value in (0, 10**9) and value is not True:
         return
     (tmp_path / "state.json").write_text(json.dumps({"num_ranks": 1, "optimizer_step": 1} | {key: value}))
-    assert f"{key} must be a whole number" in refuses(DataError, _read_state, tmp_path)
+    assert f"{key} must be a whole number" in refuses(DataError, read_trainer_state, tmp_path)
 
 
 @pytest.mark.parametrize("value", [2**60, -1, "2", 2.0, True, None, [2]])
