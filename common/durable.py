@@ -20,7 +20,12 @@ def write_durably(path: Path, data: bytes) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Make names that were added to or removed from it durable."""
-    handle = os.open(directory, os.O_RDONLY)
+    sync_file(directory)
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to it durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -16,7 +16,8 @@ import yaml
 
 from common.config import Config
 from common.durable import write_durably
-from common.errors import ConfigError, DataError, DiskError, explain
+from common.errors import MAX_COUNT, ConfigError, DataError, DiskError, explain
+from common.safe_files import read_json, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ START_RULES = {
 def check_same_start(run_dir: RunDir, start: Mapping[str, str]) -> None:
     """Raises DataError where a run that is resumed would start from other problems, or another model. Older runs may not say."""
     try:
-        before = json.loads(run_dir.start.read_text(encoding="utf-8")) if run_dir.start.exists() else {}
+        before = read_json(run_dir.start) if run_dir.start.exists() else {}
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable start.json", str(run_dir.path), "start a new run")) from error
     for field, (rule, remedy) in START_RULES.items():
@@ -192,8 +193,10 @@ def check_same_problems(state: dict[str, Any], content_hash: str) -> None:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What the run, not the trainer, needs to go on."""
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or not {"round", "version", "sampler", "workload"} <= state.keys():
+        state = read_json(checkpoint / "state.json")
+        whole_number(state, "round", 1, MAX_COUNT)
+        whole_number(state, "version", 0, MAX_COUNT)
+        if not {"sampler", "workload"} <= state.keys():
             raise ValueError("parts are missing")
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable state.json", str(checkpoint), "remove this checkpoint")) from error

@@ -64,6 +64,7 @@ class Timeline:
         self._file: IO[str] | None = path.open("a", encoding="utf-8") if path else None
         self._listeners: list[Listener] = []
         self._is_told = False
+        self.describe: Callable[[], str] | None = None  # of the round that goes on: who waits for whom
         self.fault: DiskError | None = None  # the first of writing, here or in a listener
 
     def now(self) -> float:

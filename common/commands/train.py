@@ -33,6 +33,7 @@ from common.rundir import (
     write_atomically,
     write_config,
 )
+from common.stacks import stack_dumps
 from common.timeline import Timeline, read_timeline
 
 
@@ -107,7 +108,7 @@ def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Consol
         tensorboard = TensorboardListener(timeline, run_dir.tensorboard)
         status, detail = "failed", ""
         try:
-            with LiveDisplay(timeline, console):
+            with LiveDisplay(timeline, console), stack_dumps(run_dir, timeline, console):
                 _emit_start(config, timeline)
                 # Outside the event loop: there Ctrl-C would wait until Ray has started.
                 with ray_running(timeline, config.cluster):

@@ -26,6 +26,7 @@ from common.errors import ConfigError, TrainerDiedError  # noqa: E402
 from common.ranks import Ranks  # noqa: E402
 from rolloutpipe_torch import placing as placing_module  # noqa: E402
 from rolloutpipe_torch.placing import Placing  # noqa: E402
+from tests.listeners import listening  # noqa: E402
 
 ROLL, TRAIN = {"labels": {"pool": "roll"}}, {"labels": {"pool": "train"}, "resource": "fast"}
 ROLL_NODE = {"num_cpus": 2, "num_gpus": 8, "labels": {"pool": "roll"}}
@@ -66,13 +67,7 @@ def who_holds_what_is_asked_for(config):
 
 def listens():
     """Addresses on which a process of this scenario listens."""
-    me, found = psutil.Process(), set()
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            found |= {each.laddr.ip for each in process.net_connections() if each.status == psutil.CONN_LISTEN}
-        except psutil.Error:  # it has just ended
-            continue
-    return sorted(found)
+    return sorted({address for _, address in listening(psutil.Process())})
 
 
 async def a_node_dies(cluster, node, config, placing, logs):
