@@ -82,7 +82,7 @@ async def lab_of(config: Config, root: Path, min_replicas: int | None = None) ->
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(200):
         while not condition():
             await asyncio.sleep(0.02)
 
