@@ -17,6 +17,8 @@ from rolloutpipe_jax.topology import Topology
 
 GIB = 2**30
 LANE = 128  # rows of splash attention are a multiple of so many tokens
+# On a GPU: CUDA's context, communicators, what the allocator cannot use. An assumption, not measured by us.
+RESERVE_BYTES = 1_500_000_000
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 

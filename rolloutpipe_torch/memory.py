@@ -30,12 +30,9 @@ def device_parts(config: Config, shape: ModelShape, num_tokens: int) -> dict[str
     share = -(-shape.num_params // training.ranks) * _FLOAT32
     has_kept = training.importance_cap is not None and training.keep_round_weights and config.updates_per_round > 1
     kept = kept_bytes(config, shape, num_tokens)
-    head, layer, root = (
-        _head_bytes(config, shape, num_tokens),
-        _layer_bytes(config, shape, num_tokens),
-        _root_bytes(config, shape),
-    )
-    is_kept_at_peak = kept + max(head, layer) > root
+    working = max(_head_bytes(config, shape, num_tokens), _layer_bytes(config, shape, num_tokens))
+    root = _root_bytes(config, shape)
+    is_kept_at_peak = kept + working > root
     return {
         "parameters": share,
         "gradients": share,
@@ -43,7 +40,7 @@ def device_parts(config: Config, shape: ModelShape, num_tokens: int) -> dict[str
         "reference": share if training.kl is not None else 0,
         "kept_weights": share if has_kept else 0,
         "activations": kept if is_kept_at_peak else 0,
-        "working": max(head, layer) if is_kept_at_peak else root,
+        "working": working if is_kept_at_peak else root,
     }
 
 
