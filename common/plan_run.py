@@ -11,7 +11,7 @@ from common.plan_given import Given
 
 GB = 1e9
 # A line of groups/ for one token: its id, its log-prob with all its digits, its text as JSON; for a prompt its id alone.
-_TOKEN_BYTES, _PROMPT_TOKEN_BYTES, _SAMPLE_BYTES = 34, 8, 500
+_TOKEN_BYTES, _PROMPT_TOKEN_BYTES, _SAMPLE_BYTES = 36, 8, 500
 _STATE_BYTES = 12  # of a checkpoint for each parameter: weight and two moments in float32
 
 

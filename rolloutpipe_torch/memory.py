@@ -99,7 +99,6 @@ def _layer_bytes(config: Config, shape: ModelShape, num_tokens: int) -> int:
 
 def _root_bytes(config: Config, shape: ModelShape) -> int:
     """Gradients of embedding and head, their float32 copy, and this rank's share of the sum."""
-    root = _root_params(shape)
-    return _is_sharded(config) * (
-        (_WIDTH[config.training.dtype] + _FLOAT32) * root + -(-_FLOAT32 * root // config.training.ranks)
-    )
+    root, width, ranks = _root_params(shape), _WIDTH[config.training.dtype], config.training.ranks
+    own = _gathered(config, root) if ranks == 1 else 0  # a single rank does not free what it has gathered
+    return own + _is_sharded(config) * ((width + _FLOAT32) * root + -(-_FLOAT32 * root // ranks))
