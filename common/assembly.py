@@ -1,7 +1,8 @@
 """The groups of a round, from open to their one end: trained, filtered or dropped (rules 2, 3, 5).
 
-open ──> all K members done ──> materialize ──> queue.put | queue.drop, and perhaps a refill
-  └────> drop (a member failed beyond its retries, or the deadline passed)
+open ──> all K members done ──> materialize ──> journal ──> queue.put | queue.drop, and perhaps a refill
+  ├────> drop (a member failed beyond its retries, or the deadline passed) ──> journal ──> queue.drop
+  └────> recorded: it stands in the journal of a round that is resumed ──> queue.put | queue.drop
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,15 +13,18 @@ from common.config import Config
 from common.evaluation.evaluator import Evaluator
 from common.grpo import StdKind
 from common.history import History
+from common.journal_lines import Drop, Entry
 from common.materialize import materialize, reward_stats, scale_to_batch
 from common.open_group import Member, OpenGroup, Stage
 from common.protocols import Engine, Problem, Trainer, Verifier
+from common.recorded import misfit
 from common.records import Group, Reason
 from common.requests import group_name, group_requests
 from common.timeline import Timeline
 from common.waiting_queue import WaitingQueue
 
 GroupListener = Callable[[Group, Problem], None]
+DropListener = Callable[[str, int, Reason, str], None]
 Refill = Callable[[], Problem | None]
 
 
@@ -37,7 +41,12 @@ class Parts:
     verifier: Verifier
     decode: Callable[[Sequence[int]], str]
     timeline: Timeline
-    on_group: GroupListener = lambda group, problem: None  # each complete group, trained or not
+    on_group: GroupListener = lambda group, problem: None  # each complete group, trained or not, before the queue has it
+    on_drop: DropListener = lambda group_id, order, reason, detail: None  # likewise a group that will not be complete
+    on_rollout_end: Callable[[], None] = lambda: None  # every group has been reported
+    recorded: Sequence[Entry] = ()  # what a try before this one has reported: used as it stands
+    is_whole: bool = False  # with `recorded`, nothing is left to sample
+    reject: Callable[[Entry, str], None] = lambda entry, why: None  # one of them that does not fit the round, and why
     refill: Refill = lambda: None  # one more problem, or None
     publish: Callable[[], Awaitable[None]] = _publish_nothing  # the round's weights, after its last update (rule 6)
     evaluator: Evaluator | None = None  # of the round's version, once the engines are idle
@@ -71,6 +80,46 @@ class Assembly:
         keep_flat = self._config.filter == "keep"
         done = materialize(group.group_id, group.order, self._version, group.samples(), std=std, keep_flat=keep_flat)
         self._end(group)
+        self._tell_complete(done)
+        if is_batch and done.filtered is None:
+            self._held.append((done, group.problem))
+            return None
+        self._parts.on_group(done, group.problem)
+        return self._report(done, group)
+
+    def recover(self, entry: Entry) -> None:
+        """End a group as an earlier try of this round has recorded it; one that does not fit stays open."""
+        group = self.open.get(entry.group_id)
+        why = "is not one of the round's groups"
+        if group is None or (why := misfit(entry, group.problem, group.requests, self._version, self._config)):
+            self._parts.reject(entry, why)
+            return
+        self._end(group)
+        if isinstance(entry, Drop):
+            self._books.cancelled += len(group.members)
+            self._report_drop(group, entry.reason, entry.detail)
+            return
+        self._books.finished += len(group.members)
+        self._books.unscored += sum(sample.reward is None for sample in entry.group.samples)
+        self._tell_complete(entry.group)
+        self._report(entry.group, group)
+
+    def drop(self, group: OpenGroup, reason: Reason, detail: str) -> None:
+        """End a group that cannot complete."""
+        self._end(group)
+        self._parts.on_drop(group.group_id, group.order, reason, detail)
+        self._books.cancelled += len(group.members_in(Stage.WAITING, Stage.SAMPLING))
+        self._report_drop(group, reason, detail)
+
+    def release_held(self) -> None:
+        """`advantage_std: batch`: the batch is complete, so its groups may go."""
+        groups = scale_to_batch([group for group, _ in self._held])
+        for group, (_, problem) in zip(groups, self._held, strict=True):
+            self._parts.on_group(group, problem)
+            self._queue.put(group)
+        self._held = []
+
+    def _tell_complete(self, done: Group) -> None:
         mean, spread = reward_stats(done.samples)
         self._timeline.emit(
             "group_complete",
@@ -82,25 +131,6 @@ class Assembly:
             tokens=done.num_tokens,
             filtered=done.filtered,
         )
-        if is_batch and done.filtered is None:
-            self._held.append((done, group.problem))
-            return None
-        self._parts.on_group(done, group.problem)
-        return self._report(done, group)
-
-    def drop(self, group: OpenGroup, reason: Reason, detail: str) -> None:
-        """End a group that cannot complete."""
-        self._end(group)
-        self._books.cancelled += len(group.members_in(Stage.WAITING, Stage.SAMPLING))
-        self._report_drop(group, reason, detail)
-
-    def release_held(self) -> None:
-        """`advantage_std: batch`: the batch is complete, so its groups may go."""
-        groups = scale_to_batch([group for group, _ in self._held])
-        for group, (_, problem) in zip(groups, self._held, strict=True):
-            self._parts.on_group(group, problem)
-            self._queue.put(group)
-        self._held = []
 
     def _report(self, done: Group, group: OpenGroup) -> OpenGroup | None:
         if done.filtered is None:

@@ -22,9 +22,8 @@ class ClusterConfig(Section):
     """Ray: a node of its own on this machine (`local`), or a running cluster."""
 
     address: str = Field("local", min_length=1)  # local, auto (RAY_ADDRESS, or the cluster on this machine), or host:port
-    host: str | None = Field(
-        None, min_length=1
-    )  # interface on which trainer ranks meet; None: loopback, or the nodes' Ray address
+    # Network interface of the trainer's nodes (eth0) on which ranks meet; None: that of their Ray addresses. Not in a local run.
+    host: str | None = Field(None, min_length=1)
     rollout: PlaceConfig = PlaceConfig()
     trainer: PlaceConfig = PlaceConfig()
     weights: Literal["auto", "nccl", "files"] = "auto"  # how they reach the engines; auto: nccl from torch on GPUs to GPUs
@@ -42,7 +41,14 @@ class ClusterConfig(Section):
             raise ConfigError(
                 explain("cluster.address", "must be local, auto or host:port", self.address, "for example 10.0.0.5:6379")
             )
+        if self.is_local:
+            self._check_local()
         return self
+
+    def _check_local(self) -> None:
+        if self.host is not None:
+            rule = "must be left out where cluster.address is local: ranks meet on the loopback address"
+            raise ConfigError(explain("cluster.host", rule, self.host, "leave it out, or say auto or host:port"))
 
 
 class SupervisionConfig(Section):
@@ -58,4 +64,4 @@ class SupervisionConfig(Section):
 class RetentionConfig(Section):
     """What stays on disk. Rounds that a resume still needs always stay."""
 
-    groups: StrictInt | None = Field(None, ge=1)  # finished rounds whose samples stay in groups/; None: all
+    groups: StrictInt | None = Field(None, ge=1)  # finished rounds that stay in groups/, evaluations in eval/; None: all

@@ -5,6 +5,7 @@ The listener only counts; drawing happens at most twice a second, whatever the n
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,7 @@ from common.progress import Progress, RoundProgress
 from common.timeline import Event, Timeline
 
 _REFRESHES_PER_S = 2
+_TOLD = frozenset({"stall", "fault", "recovered", "recorded", "left_out"})
 _TABLE_ROWS = 40  # of the final table; the page has all
 _ROLLOUT, _TRAIN, _WAIT, _REWARD, _BAD = "dodger_blue2", "green3", "dark_goldenrod", "orange_red1", "red"
 
@@ -70,7 +72,7 @@ class LiveDisplay:
         kind = event["kind"]
         if kind == "phase":
             self._line(f"[{event['t']:8.1f} s] {event['name']} ...")
-        elif kind == "stall" or (kind == "group_drop" and event.get("reason") != "filtered"):
+        elif kind in _TOLD or (kind == "group_drop" and event.get("reason") != "filtered"):
             self._line(f"[{event['t']:8.1f} s] {self._progress.notes[-1]}")
 
     def _on_round(self, metrics: RoundMetrics) -> None:
@@ -78,7 +80,8 @@ class LiveDisplay:
             self._line(round_line(metrics, self._progress))
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):  # a terminal that is gone ends no run
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> RenderableType:
         """The panel as it stands now."""

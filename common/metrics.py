@@ -28,17 +28,23 @@ class RoundCollector:
         self._on_round = on_round
         self._schedule = ""
         self._open: RoundEvents | None = None
+        self._last: RoundEvents | None = None  # the open one, or the one before
 
     def listen(self, event: Event) -> None:
         """Take the next event."""
         if event["kind"] == "run_start":
             self._schedule = event.get("schedule", "")
         elif event["kind"] == "round_start":
-            self._open = RoundEvents(event, event.get("schedule", self._schedule))
+            self._open = self._last = RoundEvents(event, event.get("schedule", self._schedule))
         elif self._open is not None and event.get("round") == self._open.round:
             self._open.add(event)
             if self._open.is_finished:
                 self._finish(self._open.metrics())
+
+    @property
+    def was_replay(self) -> bool:
+        """The last round, or the open one, is trained from disk alone."""
+        return self._last is not None and self._last.is_replay
 
     def _finish(self, metrics: RoundMetrics) -> None:
         self._open = None
@@ -52,13 +58,20 @@ class RoundCollector:
 
 
 def collect_rounds(events: Iterable[Event]) -> list[RoundMetrics]:
-    """Every round of a recorded timeline, also an unfinished last one; of a repeated round (after a resume) the last try."""
+    """Every round of a recorded timeline, also an unfinished last one; of a repeated round (after a resume) the last try.
+
+    A try that only trained what was on disk does not count where an earlier one finished.
+    """
+    found: dict[int, RoundMetrics] = {}
     collector = RoundCollector()
     for event in events:
         collector.listen(event)
+        if event["kind"] == "round_end" and collector.rounds and not (collector.was_replay and event["round"] in found):
+            found[event["round"]] = collector.rounds[-1]
     unfinished = collector.unfinished()
-    found = [*collector.rounds, unfinished] if unfinished else collector.rounds
-    return list({metrics.round: metrics for metrics in found}.values())
+    if unfinished is not None and not (collector.was_replay and unfinished.round in found):
+        found[unfinished.round] = unfinished
+    return list(found.values())
 
 
 def summarize(rounds: Iterable[RoundMetrics]) -> dict[str, float | None]:

@@ -1,14 +1,42 @@
-"""`metrics.jsonl`: the figures of a run, one round a line."""
+"""`metrics.jsonl`: the figures of a run, one round a line. Of a round that is run again the last try counts, unless a replay."""
 
 import json
 from pathlib import Path
 
+from common.disk import writing
 from common.metrics import RoundMetrics
+from common.rundir import write_atomically
+
+
+class MetricsFile:
+    """Of one run; a torn last line, which a killed run may leave, is forgotten."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rounds = {metrics.round: metrics for metrics in read_metrics(path)}
+        self.is_replay = False  # the round that goes on is trained from disk: its times say nothing
+
+    @property
+    def rounds(self) -> list[RoundMetrics]:
+        """In order."""
+        return [self._rounds[index] for index in sorted(self._rounds)]
+
+    def add(self, metrics: RoundMetrics) -> None:
+        """The figures of one more round; those of later rounds, from a try before it, are forgotten."""
+        if self.is_replay and metrics.round in self._rounds:
+            return
+        before = {index: each for index, each in self._rounds.items() if index < metrics.round}
+        is_next = len(before) == len(self._rounds) and not _is_torn(self._path)
+        self._rounds = {**before, metrics.round: metrics}
+        if is_next:
+            append_metrics(self._path, metrics)
+        else:
+            write_atomically(self._path, "".join(map(metrics_line, self.rounds)))
 
 
 def append_metrics(path: Path, metrics: RoundMetrics) -> None:
-    """One more line of `metrics.jsonl`."""
-    with path.open("a", encoding="utf-8") as file:
+    """One more line of `metrics.jsonl`. Raises DiskError."""
+    with writing(path), path.open("a", encoding="utf-8") as file:
         file.write(metrics_line(metrics))
 
 
@@ -21,3 +49,7 @@ def read_metrics(path: Path) -> list[RoundMetrics]:
     """The rounds of `metrics.jsonl`; none where it is not there. A torn last line, which a killed run may leave, is skipped."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [RoundMetrics(**json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _is_torn(path: Path) -> bool:
+    return path.exists() and not path.read_bytes().endswith(b"\n")

@@ -34,6 +34,7 @@ class Member:
     admitted_s: float = 0.0  # last try
     replica: int = 0  # of the last try
     num_retries: int = 0
+    num_moves: int = 0  # engines that died with it
     task: asyncio.Task[None] | None = None  # of the last try
     sample: Sample | None = None  # once DONE
 
@@ -55,7 +56,7 @@ class OpenGroup:
     order: int
     problem: Problem
     members: Sequence[Member]
-    deadline: asyncio.TimerHandle | None = None  # from its first admission on
+    deadline: asyncio.TimerHandle | None = None  # from its first admission on; anew when an engine has died with a member
     is_open: bool = True
 
     @property
@@ -84,5 +85,10 @@ class OpenGroup:
     def end(self) -> None:
         """No longer open; its deadline is off."""
         self.is_open = False
+        self.stop_deadline()
+
+    def stop_deadline(self) -> None:
+        """None until the next admission of a member."""
         if self.deadline is not None:
             self.deadline.cancel()
+            self.deadline = None

@@ -2,6 +2,7 @@
 
     running on a replica <= its capacity
 
+Replicas come and go: one that was lost leaves its place empty, and another may join there.
 A plain synchronous object, used by the pool of real engines and by the simulator. Costs: O(log replicas) a request, amortized.
 """
 
@@ -15,7 +16,7 @@ class Placement:
     """Counts what runs on each replica."""
 
     def __init__(self, capacities: Sequence[int]) -> None:
-        self._capacities = tuple(capacities)
+        self._capacities = list(capacities)
         self._room = list(capacities)
         self._lost: set[int] = set()
         self._homes: dict[Hashable, int] = {}  # group id -> replica that has its prompt
@@ -46,8 +47,18 @@ class Placement:
         self._change(index, 1)
 
     def lose(self, index: int) -> None:
-        """Never place there again."""
+        """Never place there again, unless another joins at this place."""
         self._lost.add(index)
+
+    def join(self, index: int, capacity: int) -> None:
+        """An idle replica at a place that was lost, or at a new one."""
+        for new in range(len(self._room), index + 1):
+            self._capacities.append(0)
+            self._room.append(0)
+            self._lost.add(new)
+        self._capacities[index] = self._room[index] = capacity
+        self._lost.discard(index)
+        heappush(self._emptiest, (-capacity, index))
 
     def forget_homes(self) -> None:
         """Prefix caches were reset."""

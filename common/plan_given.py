@@ -1,6 +1,5 @@
 """What a plan is made from: model, lengths, problems. Measured where they are at hand, else from what is known of them."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +10,7 @@ from common.config import Config
 from common.errors import ConfigError, DataError, explain
 from common.model_shape import BUILT_IN, FAMILIES, ModelShape, shape_of
 from common.prepare import Prepared, context_length, find_model, longest_prompt, max_model_len
+from common.safe_files import read_json
 from common.workloads.load import Workload, load_problems, read_rows
 from common.workloads.prompts import load_tokenizer
 
@@ -88,7 +88,7 @@ def _read(model_dir: Path) -> tuple[ModelShape | None, dict[str, Any]]:
     """The shape in a config.json, None where it is of another family, and all that stands there. Raises DataError."""
     file = model_dir / "config.json"
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(file)
         family = (data.get("architectures") or ["none"])[0]
         return (shape_of(family, data) if family in FAMILIES else None), data
     except DataError:  # a ValueError too, and it says better what is wrong

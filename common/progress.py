@@ -130,6 +130,18 @@ class Progress:
     def _on_stall(self, event: Event) -> None:
         self._note(f"stall: {event.get('message', '')}")
 
+    def _on_fault(self, event: Event) -> None:
+        self._note(f"fault of {event['part']}: {event.get('detail', '')}")
+
+    def _on_recovered(self, event: Event) -> None:
+        self._note(f"{event['part']} is back after {event['t'] - event['start']:.1f} s: {event.get('detail', '')}")
+
+    def _on_recorded(self, event: Event) -> None:
+        self._note(f"{event['groups']} groups of round {event['round']} are on disk: not sampled again")
+
+    def _on_left_out(self, event: Event) -> None:
+        self._note(f"left out: {event['message']}")
+
     def _note(self, text: str) -> None:
         self.notes = [*self.notes, text][-_KEPT_NOTES:]
 

@@ -1,101 +1,113 @@
-"""A trainer's processes as one: start them, call them together, find out which one died.
+"""A trainer's processes as one: start them, call them together, watch them, find out which one died, start them again.
 
 A process that dies takes the others with it, because they wait for it in a collective and fail in turn. So the first
 failure is not always the cause; after one, the others get a moment to fail too, and a dead process is named before an
-unhappy one. Ray is imported where it is used: `common` needs no framework to be imported.
+unhappy one. A death (TrainerDiedError) may be answered by `restart`; another failure would repeat itself. Ray is imported
+where it is used: `common` needs no framework to be imported.
 """
 
 import asyncio
-import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from common.config import Config
-from common.errors import InputError, TrainerError, UsageError, explain
-from common.process import die_with_parent, log_to
+from common.errors import InputError, TrainerDiedError, TrainerError, UsageError, explain
+from common.network import LOOPBACK
+from common.rank_process import RankProcess, has_run, how_it_died, is_death, what_failed
 
 _GRACE_S = 3.0
+_RETRY_S = 1.0  # until Ray knows that a node is gone
 _ROOT = Path(__file__).resolve().parents[1]
-_BACKGROUND = "background"
+_BACKGROUND, _WATCH = "background", "watch"
+
+RankOptions = Callable[[int], dict[str, Any]]  # process -> Ray's options of its actor: what it takes, and where
 
 
-class _RankProcess:
-    """A `TrainerRank` in a process of its own. The driver needs only this shell, so it imports no trainer's framework.
-
-    `call`s run one after the other in one thread, whose settings they share; `background_call`s in another one.
-    """
-
-    def __init__(self, log_file: Path, room: str, *args: Any) -> None:
-        die_with_parent()
-        log_to(log_file)
-        self._rank = importlib.import_module(f"{room}.rank").TrainerRank(*args)
-
-    def call(self, method: str, *args: Any) -> Any:
-        """What `method` of the rank returns."""
-        return getattr(self._rank, method)(*args)
-
-    def background_call(self, method: str, *args: Any) -> Any:
-        """The same beside ordinary calls, for a `method` that waits and touches nothing that they use."""
-        return getattr(self._rank, method)(*args)
-
-    def pid(self) -> int:
-        """Process id."""
-        return os.getpid()
+def local_options(num_gpus: float) -> dict[str, Any]:
+    """Of a process on the one node of a local run."""
+    return {"num_cpus": 0, "num_gpus": num_gpus}
 
 
 class Ranks:
-    """`num_processes` actors on one machine, each with `<room>.rank.TrainerRank(config, model_dir, process, num_processes)`.
+    """`num_processes` actors, each with `<room>.rank.TrainerRank(config, model_dir, process, num_processes)`.
 
     A process may drive several of the ranks that micro-batches are planned for: `scatter` deals their shares out.
     """
 
     def __init__(
-        self, room: str, config: Config, model_dir: Path, log_dir: Path, *, num_processes: int, gpus_per_process: float
+        self, room: str, config: Config, model_dir: Path, log_dir: Path, *, num_processes: int, options: RankOptions
     ) -> None:
         import ray
 
         if not ray.is_initialized():
             raise UsageError(explain("start_trainer", "needs Ray to run", None, "call start_ray first"))
+        self._config = config
         self._log_dir = log_dir.absolute()
         self._error: TrainerError | None = None
-        self._start_timeout_s = config.limits.start_timeout_s
         # A Ray worker knows the driver's packages only where they are installed or on its path.
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        options = {"num_cpus": 0, "num_gpus": gpus_per_process, "runtime_env": {"env_vars": {"PYTHONPATH": path}}}
+        shared = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
         remote: Any = ray.remote  # its types do not know concurrency groups
-        actor = remote(concurrency_groups={_BACKGROUND: 1})(_RankProcess)
+        actor = remote(concurrency_groups={_BACKGROUND: 1, _WATCH: 1})(RankProcess)
         self._make = lambda: [
-            actor.options(**options).remote(self._log(process), room, config, model_dir.absolute(), process, num_processes)
+            actor.options(**shared, **options(process)).remote(
+                self._log(process), room, config, model_dir.absolute(), process, num_processes
+            )
             for process in range(num_processes)
         ]
         self._actors = self._make()
 
     async def watch(self) -> None:
-        """Never returns; raises TrainerDiedError that names the process, when one dies."""
-        await asyncio.get_running_loop().create_future()
+        """Never returns; raises TrainerDiedError at once when a process dies, whether calls run or not.
+
+        After another failure, which ends all processes, it raises that one.
+        """
+        self._check_open()
+        calls = [actor.watch.options(concurrency_group=_WATCH) for actor in self._actors]
+        await self._gather({process: call.remote() for process, call in enumerate(calls)}, grace_s=0)
 
     async def restart(self) -> None:
-        """End what is left of the processes, and start new ones."""
-        self.close()
-        self._actors, self._error = self._make(), None
-        await self.join(self._start_timeout_s)
+        """End what is left of the processes, also of those that hang, start new ones and let them join.
+
+        Raises TrainerDiedError where one dies meanwhile, TrainerError where they do not start in time.
+        """
+        end_s = asyncio.get_running_loop().time() + self._config.limits.start_timeout_s
+        while True:
+            self.close()
+            self._actors, self._error = self._make(), None
+            try:
+                return await self.join(max(0.0, end_s - asyncio.get_running_loop().time()))
+            except TrainerDiedError as error:
+                if has_run(error.__cause__):
+                    raise
+            await asyncio.sleep(_RETRY_S)
 
     async def join(self, timeout_s: float) -> None:
         """Let the processes meet and load the model; where that fails, none is left."""
         try:
             async with asyncio.timeout(timeout_s):
-                port = (await self._gather({0: self._actors[0].call.remote("listen")}))[0]
-                await self.call("join", port)
+                await self._meet()
         except TimeoutError as error:
             self.close()
-            message = f"trainer ranks did not start within {timeout_s:g} s (limits.start_timeout_s); see {self._log(0)}"
+            limit = self._config.limits.start_timeout_s
+            message = f"trainer ranks did not start within {limit:g} s (limits.start_timeout_s); see {self._log(0)}"
             raise TrainerError(message) from error
         except BaseException:
             self.close()
             raise
+
+    async def _meet(self) -> None:
+        """Process 0 opens the meeting point; in a local run on the loopback address."""
+        cluster = self._config.cluster
+        addresses = [LOOPBACK] * len(self._actors)
+        if not cluster.is_local:
+            calls = [actor.address.remote(cluster.host) for actor in self._actors]
+            addresses = await self._gather(dict(enumerate(calls)))
+        (port,) = await self._gather({0: self._actors[0].call.remote("listen", addresses[0])})
+        await self.call_each("join", [(port, addresses[0], address) for address in addresses])
 
     async def call(self, method: str, *args: Any) -> list[Any]:
         """Call `method` with the same arguments in every process; their answers in order."""
@@ -147,14 +159,19 @@ class Ranks:
         if self._error is not None:
             raise self._error
 
-    async def _gather(self, refs: dict[int, Any], *, is_alone: bool = False) -> list[Any]:
+    async def _gather(self, refs: dict[int, Any], *, is_alone: bool = False, grace_s: float = _GRACE_S) -> list[Any]:
         """The answers. A failure ends all processes, unless the call `is_alone`: no other waits for it or uses its work."""
+        actors = self._actors
         calls = {process: asyncio.wrap_future(ref.future()) for process, ref in refs.items()}
         try:
             await asyncio.wait(calls.values(), return_when=asyncio.FIRST_EXCEPTION)
             if any(_failed(call) for call in calls.values()):
-                await asyncio.wait(calls.values(), timeout=_GRACE_S)
+                await asyncio.wait(calls.values(), timeout=grace_s)
                 errors = {process: call.exception() for process, call in calls.items() if _failed(call)}
+                if self._error is not None:
+                    raise self._error  # of another call at the same time: it ended the processes, and with them this one
+                if self._actors is not actors:
+                    raise TrainerError("the trainer was started again meanwhile")
                 raise self._judge(errors, is_alone=is_alone)
             return [call.result() for call in calls.values()]
         finally:
@@ -163,28 +180,26 @@ class Ranks:
 
     def _judge(self, errors: dict[int, BaseException | None], *, is_alone: bool) -> Exception:
         """The error to raise for what the processes raised."""
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import RayTaskError
 
-        if self._error is not None:
-            return self._error  # of another call at the same time: it ended the processes, and with them this one
-        dead = next((process for process, error in errors.items() if isinstance(error, RayActorError)), None)
+        dead = next((process for process, error in errors.items() if is_death(error)), None)
         if dead is not None:
-            return self._fail(dead, "died", errors[dead])
+            return self._fail(self._error_of(TrainerDiedError, dead, f"died ({how_it_died(errors[dead])})", errors[dead]))
         process, error = next(iter(errors.items()))
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, InputError):
             return cause  # bad input is not the process's fault, and it can go on
-        what = f"failed with {type(cause).__name__}: {_one_line(cause)}"
-        return self._error_of(process, what, error) if is_alone else self._fail(process, what, error)
+        failure = self._error_of(TrainerError, process, what_failed(error), error)
+        return failure if is_alone else self._fail(failure)
 
-    def _fail(self, process: int, what: str, cause: BaseException | None) -> TrainerError:
+    def _fail(self, error: TrainerError) -> TrainerError:
         # The others may hang in a collective, and their sums are worthless.
-        self._error = self._error_of(process, what, cause)
+        self._error = error
         self.close()
-        return self._error
+        return error
 
-    def _error_of(self, process: int, what: str, cause: BaseException | None) -> TrainerError:
-        error = TrainerError(f"trainer rank {process} {what}; see {self._log(process)}")
+    def _error_of(self, kind: type[TrainerError], process: int, what: str, cause: BaseException | None) -> TrainerError:
+        error = kind(f"trainer rank {process} {what}; see {self._log(process)}")
         error.__cause__ = cause
         return error
 
@@ -194,7 +209,3 @@ class Ranks:
 
 def _failed(call: "asyncio.Future[Any]") -> bool:
     return call.done() and not call.cancelled() and call.exception() is not None
-
-
-def _one_line(error: BaseException | None) -> str:
-    return " ".join(str(error).split())

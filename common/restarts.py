@@ -21,7 +21,8 @@ class RestartBudget:
         while restarts and restarts[0] <= now_s - window_s:
             restarts.popleft()
         if len(restarts) >= limit:
-            text = f"{part} died {len(restarts) + 1} times within {window_s:g} s (supervision.max_restarts {limit})"
-            raise RunError(f"{text}; last: {' '.join(str(cause).split())}")
+            times = f" {len(restarts) + 1} times within {window_s:g} s" if restarts else ""
+            text = f"{part} died{times}, and is not started again (supervision.max_restarts {limit})"
+            raise RunError(f"{text}: {' '.join(str(cause).split())}")
         restarts.append(now_s)
         return float(min(self._settings.pause_s * 2 ** (len(restarts) - 1), _LONGEST_PAUSE_S))

@@ -23,7 +23,7 @@ from common.policies import AdmissionPolicy
 from common.protocols import Problem
 from common.records import PipelineState, Reason, Request, Response, Times
 from common.requests import arrange, derive_seed
-from common.sampler import Sampler
+from common.sampler import Loss, Sampler, max_moves
 from common.waiting_queue import WaitingQueue
 
 
@@ -80,17 +80,26 @@ class RolloutSide:
 
     async def run(self, problems: Sequence[Problem]) -> None:
         """Sample every group. Where the round cannot go on, fails the queue with the error and raises it."""
+        unlisten = self._parts.engine.listen(self._admit_soon)
         try:
-            requests = [self._groups.add(problem).requests for problem in problems]
+            for problem in problems:
+                self._groups.add(problem)
+            for entry in self._parts.recorded:
+                self._groups.recover(entry)
+            requests = [group.requests for group in self._groups.open.values()]
             order_seed = derive_seed(self._config.seed, self._index, 0, -1)
             self._policy.submit(arrange(requests, self._config.request_order, order_seed))
+            self._check_ended()
             self._admit()
             self._check_busy()
             await self._ended
             self._groups.release_held()
+            self._parts.on_rollout_end()
         except BaseException as error:
             self._queue.fail(error)
             raise
+        finally:
+            unlisten()
 
     async def stop(self) -> None:
         """Nothing of this round runs on. Idempotent."""
@@ -116,6 +125,15 @@ class RolloutSide:
         for request in admitted:
             self._start(request)
 
+    def _admit_soon(self) -> None:
+        """The capacity has changed. An error of the round must reach the round, not the one who changed it."""
+
+        async def admit() -> None:
+            self._admit()
+
+        if not self._ended.done():
+            self._spawn(admit())
+
     def _start(self, request: Request) -> None:
         group = self._groups.open[str(request.group_id)]
         if group.deadline is None:
@@ -134,7 +152,7 @@ class RolloutSide:
         finally:
             del self._in_flight[str(member.request.request_id)]
         if group.is_open:
-            if isinstance(result, str):
+            if isinstance(result, Loss):
                 self._lose(member, group, result)
             else:
                 self._accept(member, group, result)
@@ -142,19 +160,23 @@ class RolloutSide:
         if member.stage is Stage.SCORING and isinstance(result, Response):
             await self._score(member, group, result)
 
-    def _lose(self, member: Member, group: OpenGroup, reason: str) -> None:
-        """Rule 2: sample again up to max_retries, then drop the whole group."""
+    def _lose(self, member: Member, group: OpenGroup, loss: Loss) -> None:
+        """Rule 2: sample again up to max_retries, then drop the whole group. Deaths of engines are counted apart."""
         request_id, now_s = member.request.request_id, self._timeline.now()
-        if member.num_retries >= self._config.limits.max_retries:
+        member.num_moves += loss.is_move
+        member.num_retries += not loss.is_move
+        if member.num_retries > self._config.limits.max_retries or member.num_moves >= max_moves(self._config):
             self._policy.finish(request_id)
             member.enter(Stage.FAILED, now_s)
             self._books.failed += 1
-            self._drop(group, Reason.FAILED, f"{request_id} failed {member.num_retries + 1} times, last: {reason}")
+            died = f", {member.num_moves} engines died with it" if member.num_moves else ""
+            self._drop(group, Reason.FAILED, f"{request_id} failed {member.num_retries} times{died}, last: {loss.reason}")
             return
-        member.num_retries += 1
+        if loss.is_move:
+            group.stop_deadline()
         member.enter(Stage.WAITING, now_s)
         self._books.retried += 1
-        self._timeline.emit("retry", round=self._index, request=request_id, group=group.group_id, reason=reason)
+        self._timeline.emit("retry", round=self._index, request=request_id, group=group.group_id, reason=loss.reason)
         self._policy.requeue(request_id)
 
     def _accept(self, member: Member, group: OpenGroup, response: Response) -> None:
@@ -235,10 +257,22 @@ class RolloutSide:
         """Open groups, yet no request in flight and no verifier call: nothing would ever happen again (rule 7)."""
         if self._tasks or self._ended.done():
             return
+        if self._parts.engine.capacity == 0:
+            self._spawn(self._await_engine())
+        else:
+            self._ended.set_exception(self._stuck())
+
+    async def _await_engine(self) -> None:
+        await self._sampler.await_engine()
+        if self._parts.engine.capacity == 0:
+            raise self._stuck()
+        self._admit()
+
+    def _stuck(self) -> RunError:
         group, capacity = next(iter(self._groups.open.values())), self._parts.engine.capacity
         message = f"nothing runs, but {len(self._groups.open)} groups are open; {group.group_id} waits for"
         missing = group.waits_for(self._timeline.now())
-        self._ended.set_exception(RunError(f"round {self._index}: {message} {missing}; the engine's capacity is {capacity}"))
+        return RunError(f"round {self._index}: {message} {missing}; the engine's capacity is {capacity}")
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(coroutine)

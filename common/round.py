@@ -13,7 +13,9 @@ from typing import Any
 
 from common.books import Books
 from common.config import Config
+from common.errors import TrainerDiedError
 from common.evaluation.evaluator import Evaluator
+from common.journal_lines import Drop
 from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
 from common.protocols import Problem
 from common.queue import CompleteGroupQueue
@@ -67,6 +69,9 @@ class Round:
             num_groups=len(problems),
             schedule=self._config.schedule,
         )
+        if recorded := self._parts.recorded:
+            drops = sum(isinstance(entry, Drop) for entry in recorded)
+            timeline.emit("recorded", round=self._index, groups=len(recorded) - drops, drops=drops, is_whole=self._parts.is_whole)
         self._build(problems)
         watchdog = asyncio.create_task(self._watchdog.run(), name="watchdog")
         try:
@@ -86,12 +91,21 @@ class Round:
         tasks: list[asyncio.Task[Any]] = [rollout, train]
         if self._parts.evaluator is not None:
             tasks.append(asyncio.create_task(self._evaluate(self._parts.evaluator, rollout), name="evaluation"))
+        watch = asyncio.create_task(self._watch_trainer(), name="trainer watch")
         try:
-            await self._join(tasks, train)
+            await self._join(tasks, train, watch)
         finally:
-            for task in tasks:
+            for task in (*tasks, watch):
                 task.cancel()
-            await asyncio.gather(*tasks, self._rollout_side.stop(), return_exceptions=True)
+            await asyncio.gather(*tasks, watch, self._rollout_side.stop(), return_exceptions=True)
+
+    async def _watch_trainer(self) -> None:
+        """A rank that dies while nothing is asked of it is noticed too, and ends the round."""
+        try:
+            await self._parts.trainer.watch()
+        except TrainerDiedError as error:
+            self._queue.fail(error)
+            raise
 
     def _policy(self, problems: Sequence[Problem]) -> AdmissionPolicy:
         config = self._config
@@ -154,12 +168,16 @@ class Round:
         ended_s = self._train_side.ended_s
         return 0.0 if ended_s is None else self._parts.timeline.now() - ended_s
 
-    async def _join(self, tasks: "list[asyncio.Task[Any]]", train: "asyncio.Task[list[UpdateResult]]") -> None:
-        """Until all have ended; the first error ends the round."""
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    async def _join(
+        self, tasks: "list[asyncio.Task[Any]]", train: "asyncio.Task[list[UpdateResult]]", watch: "asyncio.Task[None]"
+    ) -> None:
+        """Until all have ended; the first error ends the round. Of the trainer's death the watch knows the cause."""
+        work = asyncio.gather(*tasks)
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # told below
+        await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
         if not train.done():
             await asyncio.wait((train,))  # the queue has failed, so it ends; an open update is aborted first
-        for task in tasks:
+        for task in (watch, *tasks):
             if task.done():
                 task.result()
 

@@ -56,6 +56,7 @@ class RoundMetrics:
     grad_norm_mean: float | None = None
     updates: int = 0
     optimizer_step: int | None = None  # after the round's last update
+    groups_recorded: int = 0  # of a resumed round: found on disk, so not sampled in this try
     books: Mapping[str, int] = field(default_factory=dict)  # of round_end (rule 3)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,6 +118,8 @@ class RoundEvents:
         self.group_rewards: dict[str, float] = {}
         self.group_tokens: dict[str, int] = {}
         self.num_filtered = self.num_dropped = self.retries = 0
+        self.groups_recorded = 0
+        self.is_replay = False  # trained from disk alone: its times say nothing of a round
         self.updates: list[Event] = []
         self.books: dict[str, int] = {}
         self.is_finished = False
@@ -132,6 +135,10 @@ class RoundEvents:
         if event["finish_reason"] != "abort":
             self.lengths.append(event["tokens"])
             self.num_cut_off += event["finish_reason"] == "length"
+
+    def _on_recorded(self, event: Event) -> None:
+        self.groups_recorded = event["groups"]
+        self.is_replay = event["is_whole"]
 
     def _on_retry(self, event: Event) -> None:
         self.retries += 1
@@ -176,7 +183,7 @@ class RoundEvents:
 
     def metrics(self) -> RoundMetrics:
         """The figures so far."""
-        names = ("round", "version", "schedule", "is_finished", "retries", "publish_s", "books")
+        names = ("round", "version", "schedule", "is_finished", "retries", "publish_s", "books", "groups_recorded")
         same = {name: getattr(self, name) for name in names}
         return RoundMetrics(**same, **self._times(), **self._groups(), **self._lengths(), **self._verifier(), **self._updates())
 

@@ -5,16 +5,19 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from common.config import Config
-from common.errors import ConfigError, DataError, explain
+from common.durable import write_durably
+from common.errors import MAX_COUNT, ConfigError, DataError, DiskError, explain
+from common.safe_files import read_json, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,10 @@ class RunDir:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def start(self) -> Path:
+        return self.path / "start.json"
 
     @property
     def timeline(self) -> Path:
@@ -101,13 +108,14 @@ def _bad_place(path: Path, cause: object) -> ConfigError:
     return ConfigError(explain("run_dir", "must be a directory that can be made", str(path), remedy))
 
 
-def create(run_dir: RunDir, config: Config) -> None:
-    """Make the directory with the resolved configuration, or nothing."""
+def create(run_dir: RunDir, config: Config, start: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Make the directory with the resolved configuration and what the run starts from (`start.json`), or nothing."""
     existed = run_dir.path.exists()
     try:
         run_dir.logs.mkdir(parents=True, exist_ok=True)
+        write_atomically(run_dir.start, json.dumps(dict(start)))
         write_config(run_dir, config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DiskError) as error:
         if not existed:
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise _bad_place(run_dir.path, getattr(error, "strerror", None) or error) from error
@@ -135,9 +143,7 @@ def held(run_dir: RunDir) -> Iterator[None]:
 
 def write_atomically(path: Path, text: str) -> None:
     """All of `text`, or what was there before."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_durably(path, text.encode("utf-8"))
 
 
 def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:
@@ -147,7 +153,8 @@ def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:
 
 def finished_checkpoints(run_dir: RunDir) -> list[Path]:
     """Oldest first; `state.json` is written last, so one without it was not finished."""
-    return sorted(path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
+    found = (path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
+    return sorted(found, key=lambda path: (len(path.name), path.name))  # round-100000 comes after round-99999
 
 
 def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:
@@ -157,6 +164,23 @@ def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:
         remedy = "start again in a new run directory, with checkpoint.every=1"
         raise DataError(explain("--resume", "needs a finished checkpoint", str(run_dir.path), remedy))
     return finished[-1], read_state(finished[-1])
+
+
+START_RULES = {
+    "workload": ("must be the problems that the run was trained on", "give the same file and settings as before"),
+    "model": ("must be the weights and tokenizer that the run started from", "give the same model directory as before"),
+}
+
+
+def check_same_start(run_dir: RunDir, start: Mapping[str, str]) -> None:
+    """Raises DataError where a run that is resumed would start from other problems, or another model. Older runs may not say."""
+    try:
+        before = read_json(run_dir.start) if run_dir.start.exists() else {}
+    except (OSError, ValueError) as error:
+        raise DataError(explain("--resume", "needs a readable start.json", str(run_dir.path), "start a new run")) from error
+    for field, (rule, remedy) in START_RULES.items():
+        if field in start and isinstance(before, dict) and before.get(field, start[field]) != start[field]:
+            raise DataError(explain(field, f"{rule} (content {before[field]})", start[field], remedy))
 
 
 def check_same_problems(state: dict[str, Any], content_hash: str) -> None:
@@ -169,8 +193,10 @@ def check_same_problems(state: dict[str, Any], content_hash: str) -> None:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What the run, not the trainer, needs to go on."""
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or not {"round", "version", "sampler", "workload"} <= state.keys():
+        state = read_json(checkpoint / "state.json")
+        whole_number(state, "round", 1, MAX_COUNT)
+        whole_number(state, "version", 0, MAX_COUNT)
+        if not {"sampler", "workload"} <= state.keys():
             raise ValueError("parts are missing")
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable state.json", str(checkpoint), "remove this checkpoint")) from error

@@ -6,16 +6,36 @@ Nothing is kept between tries: retries, slots and groups belong to `common.rollo
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from common.books import Books
 from common.config import Config
-from common.errors import EngineError
+from common.engine_wait import check_alive, wait_for_engine
+from common.errors import EngineDiedError, EngineError
 from common.open_group import Member, OpenGroup
 from common.protocols import Engine
 from common.records import FinishReason, Response, Sampling
 from common.timeline import Timeline
 
-_ENDED = "its group has ended"
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a try has given no response that may be used, in one line."""
+
+    reason: str
+    is_move: bool = False  # its engine is gone: not the request's doing, and no try of it
+
+
+_ENDED = Loss("its group has ended")
+
+
+def max_moves(config: Config) -> int:
+    """Engines that one request may lose, after which it is taken for what kills them.
+
+    So many restarts does one engine have, so that a prompt that kills every engine costs its group and not the run. What
+    runs beside it each time goes with it.
+    """
+    return max(config.supervision.max_restarts, config.limits.max_retries + 1)
 
 
 class Sampler:
@@ -35,31 +55,43 @@ class Sampler:
     ) -> None:
         """`index` None: in no round. `prefix`: of the kinds of its events, where they are no training's."""
         self._limits, self._sampling = config.limits, sampling or config.sampling.build()
+        self._no_engine_s = config.supervision.no_engine_s
         self._version, self._prefix = version, prefix
         self._engine, self._timeline, self._books = engine, timeline, books
         self.where = {} if index is None else {"round": index}  # of events
         self.num_responses = 0
         self.num_tokens = 0
 
-    async def sample(self, member: Member, group: OpenGroup) -> Response | str:
-        """A response that may be used, or in one line why there is none. Raises EngineError where no engine is alive."""
+    async def sample(self, member: Member, group: OpenGroup) -> Response | Loss:
+        """A response that may be used, or why there is none. Raises EngineError where no engine is alive or on its way."""
         request, limit = member.request, self._limits.request_timeout_s
         if not group.is_open:
             return _ENDED  # between admission and now
         try:
             member.replica = self._engine.place(request)
-            self._emit("dispatch", member)
+        except EngineError as error:  # an engine was lost between admission and now
+            return await self._lost(error, is_move=True)
+        self._emit("dispatch", member)
+        try:
             async with asyncio.timeout(limit):
                 response = await self._engine.generate(request, self._sampling)
         except TimeoutError:
             await self.abort([member])
-            return f"no response within limits.request_timeout_s ({limit:g} s)"
+            return Loss(f"no response within limits.request_timeout_s ({limit:g} s)")
         except EngineError as error:
-            await self._check_alive(error)
-            return str(error)
+            return await self._lost(error, is_move=isinstance(error, EngineDiedError))
         if not group.is_open:
             return _ENDED
-        return self._fault_of(member, response) or response
+        fault = self._fault_of(member, response)
+        return Loss(fault) if fault else response
+
+    async def _lost(self, error: EngineError, *, is_move: bool) -> Loss:
+        await check_alive(self._engine, error, self._limits.close_timeout_s)
+        return Loss(str(error), is_move)
+
+    async def await_engine(self) -> None:
+        """Return when there is capacity; raises EngineError where none comes within supervision.no_engine_s, or at all."""
+        await wait_for_engine(self._engine, self._no_engine_s)
 
     def _fault_of(self, member: Member, response: Response) -> str:
         """Why `response` may not be used; empty where it may."""
@@ -89,16 +121,6 @@ class Sampler:
             with suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(self._limits.close_timeout_s):
                     await self._engine.abort(request_ids)
-
-    async def _check_alive(self, error: EngineError) -> None:
-        try:
-            async with asyncio.timeout(self._limits.close_timeout_s):
-                health = await self._engine.health()
-        except TimeoutError:
-            raise EngineError(f"no engine answers; last: {error}") from error
-        if not any(replica.is_alive for replica in health):
-            states = "; ".join(f"{replica.name}: {replica.detail or error}" for replica in health)
-            raise EngineError(f"no engine is alive: {states}") from error
 
     def _emit(self, kind: str, member: Member, **fields: object) -> None:
         request = member.request

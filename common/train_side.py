@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from common.books import Books
 from common.config import Config
-from common.errors import LogprobGapError, RoundFinished, TrainerError
+from common.errors import LogprobGapError, RoundFinished, TrainerDiedError
 from common.protocols import Trainer
 from common.records import Dispatch, UpdateResult
 from common.timeline import Timeline
@@ -138,4 +138,4 @@ class TrainSide:
             async with asyncio.timeout(limit):
                 return await call
         except TimeoutError as error:
-            raise TrainerError(f"trainer call {name} did not end within limits.update_timeout_s ({limit:g} s)") from error
+            raise TrainerDiedError(f"trainer call {name} did not end within limits.update_timeout_s ({limit:g} s)") from error

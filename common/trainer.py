@@ -7,19 +7,23 @@ Ranks only compute, so they cannot disagree. A room's `TrainerRank` has the meth
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from common.batching import Plan, Row, rows_of
 from common.config import Config
-from common.errors import ConfigError, DataError, TrainerError, UsageError, explain
+from common.disk import writing
+from common.durable import sync_directory, sync_file
+from common.errors import MAX_COUNT, ConfigError, DataError, TrainerError, UsageError, explain
 from common.grpo import LossRules, group_advantages, rewards_with_k1
 from common.records import Group, UpdateResult
+from common.safe_files import read_json, whole_number
 from common.schedule import learning_rate
 
 _STATE = "state.json"
+_MAX_RANKS = 2**16  # that a checkpoint may name
 
 
 class RankSet(Protocol):
@@ -72,15 +76,29 @@ class _OpenSave:
 
 
 class GroupTrainer:
-    """A `common.protocols.Trainer` over `ranks`. `plan` cuts rows of these lengths into each rank's micro-batches."""
+    """A `common.protocols.Trainer` over `ranks`. `plan` cuts rows of these lengths into each rank's micro-batches.
 
-    def __init__(self, config: Config, ranks: RankSet, plan: Callable[[Sequence[int]], Plan]) -> None:
-        self._config, self._ranks, self._plan_lengths = config, ranks, plan
+    `warm_up` is what new processes still need once they have joined.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        ranks: RankSet,
+        plan: Callable[[Sequence[int]], Plan],
+        warm_up: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._config, self._ranks, self._plan_lengths, self._warm_up = config, ranks, plan, warm_up
         self._rules = LossRules.from_config(config)
         self._update: _OpenUpdate | None = None
         self._optimizer_step = 0
         self._open_save: _OpenSave | None = None
         self._saving = asyncio.Lock()
+
+    @property
+    def ranks(self) -> RankSet:
+        """For what is no part of an update: the way that weights take to the engines (`common.weight_routes`)."""
+        return self._ranks
 
     async def begin_round(self) -> None:
         """Note that a round starts, and keep its weights where they will be needed after its first update."""
@@ -170,7 +188,8 @@ class GroupTrainer:
             raise UsageError(explain("save", "must be given a new directory", str(directory), "choose another name"))
         partial = directory.absolute().with_name(f"{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
-        partial.mkdir(parents=True)
+        with writing(partial):
+            partial.mkdir(parents=True)
         await self._ranks.call("save", partial)
         state = {"optimizer_step": self._optimizer_step, "num_ranks": self._config.training.ranks}
         self._open_save = _OpenSave(directory.absolute(), partial, json.dumps(state))
@@ -182,8 +201,8 @@ class GroupTrainer:
                 return
             try:
                 await self._ranks.call_in_background("saved")
-                (save.partial / _STATE).write_text(save.state, encoding="utf-8")
-                save.partial.rename(save.directory)
+                with writing(save.directory):
+                    await asyncio.to_thread(_finish_save, save)
             except Exception:
                 self._open_save = None  # told once; the next save starts anew
                 raise
@@ -207,6 +226,8 @@ class GroupTrainer:
         """New processes with the starting weights, as if nothing had been trained."""
         self._update, self._open_save, self._optimizer_step = None, None, 0
         await self._ranks.restart()
+        if self._warm_up is not None:
+            await self._warm_up()
 
     async def close(self) -> None:
         """End all processes; idempotent."""
@@ -264,11 +285,22 @@ def check_advantages(config: Config) -> None:
         raise ConfigError(explain("advantage_std", rule, "batch", "use advantage_std=group"))
 
 
+def _finish_save(save: _OpenSave) -> None:
+    """Give a save its name, once all of it is on the disk for good."""
+    state = save.partial / _STATE
+    state.write_text(save.state, encoding="utf-8")
+    sync_file(state)
+    sync_directory(save.partial)
+    save.partial.rename(save.directory)
+    sync_directory(save.directory.parent)
+
+
 def _read_state(directory: Path) -> dict[str, int]:
     try:
-        state = json.loads((directory / _STATE).read_text(encoding="utf-8"))
-        return {name: int(state[name]) for name in ("optimizer_step", "num_ranks")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        state = read_json(directory / _STATE)
+        steps = whole_number(state, "optimizer_step", 0, MAX_COUNT)
+        return {"optimizer_step": steps, "num_ranks": whole_number(state, "num_ranks", 1, _MAX_RANKS)}
+    except (OSError, ValueError) as error:
         remedy = f"resume from an older checkpoint ({type(error).__name__}: {' '.join(str(error).split())})"
         raise DataError(explain("checkpoint", "must be a directory that save wrote", str(directory), remedy)) from error
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from common.batching import Row
 from common.config import Config
 from common.grpo import LossRules
+from common.network import LOOPBACK
 from common.spool import model_layout
 from rolloutpipe_jax.attention import SPLASH_ROW
 from rolloutpipe_jax.batch import Batch, Rung, Spot, cut, ladder, pick, to_batch
@@ -48,13 +49,13 @@ class TrainerRank:
         self._cpu_mark_s = time.process_time()
         self._checkpoint = Checkpoint()
 
-    def listen(self) -> int:
+    def listen(self, address: str = LOOPBACK) -> int:
         """Choose and set up the devices of this process, once; there is nobody to meet, so the port is 0."""
         set_up_devices(self._config.training)
         return 0
 
-    def join(self, port: int = 0) -> None:
-        """Load the model. Raises ConfigError where there are too few devices."""
+    def join(self, port: int = 0, host: str = LOOPBACK, address: str = LOOPBACK) -> None:
+        """Load the model; nobody is met. Raises ConfigError where there are too few devices."""
         training = self._config.training
         self._compilations = count_compilations()
         self._compilation_mark = 0

@@ -16,17 +16,23 @@ _TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
 def check_room(config: Config, model_dir: Path | None = None) -> None:
     """Raises ConfigError where packages are missing, or devices or memory do not allow the mesh; heads and memory need
-    `model_dir`.
+    `model_dir`. Of a run on a cluster, whose nodes have them, only the heads are checked here.
     """
     check_packages("trainer", config.trainer)
+    if model_dir is not None:
+        check_heads(model_dir, config.training.tensor_parallel)
+    if config.cluster.is_local:
+        _check_machine(config, model_dir)
+
+
+def _check_machine(config: Config, model_dir: Path | None) -> None:
     if not has_tpus():
         _check_devices(config)
     if config.training.attention == "splash" and not has_tpus():
         raise ConfigError(explain("training.attention", "must be xla where there is no TPU", "splash", "say xla"))
-    if model_dir is not None:
-        check_heads(model_dir, config.training.tensor_parallel)
-        if not has_tpus() and not num_gpus():  # whose own memory is not known here; `compile-check` tells of a TPU's
-            check_state_memory(config, model_dir, num_readers=0)
+    # The memory of TPUs and GPUs is not known here; `compile-check` tells of a TPU's.
+    if model_dir is not None and not has_tpus() and not num_gpus():
+        check_state_memory(config, model_dir, num_readers=0)
 
 
 def _check_devices(config: Config) -> None:

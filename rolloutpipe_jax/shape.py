@@ -1,18 +1,18 @@
 """Which models this room can build: those of three families, less what their config.json can ask for and it cannot do."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, DataError, explain
 from common.model_shape import BUILT_IN, FAMILIES, Llama3Rope, ModelShape, shape_of
+from common.safe_files import read_json
 
 
 def read_shape(model_dir: Path) -> ModelShape:
     """The shape that a model directory's config.json gives. Raises DataError."""
     file = model_dir / "config.json"
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(file)
         architecture = (data.get("architectures") or ["none"])[0]
         if architecture not in FAMILIES:
             remedy = f"use one of {', '.join(FAMILIES)}, or trainer=torch"

@@ -7,27 +7,43 @@ from pathlib import Path
 from common.batching import Plan, plan_micro_batches
 from common.config import Config
 from common.errors import TrainerError, UsageError, explain
-from common.ranks import Ranks
+from common.ranks import RankOptions, Ranks, local_options
 from common.trainer import GroupTrainer, check_advantages
 from rolloutpipe_jax.batch import Rung, planned_length
 from rolloutpipe_jax.room import check_room, num_gpus
 
 
-async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> GroupTrainer:
+async def start_trainer(
+    config: Config, model_dir: Path, log_dir: Path, max_model_len: int, options: RankOptions | None = None
+) -> GroupTrainer:
     """Start the process, load `model_dir` and compile for sequences of up to `max_model_len` tokens.
 
-    Ray must run. Its output goes to `log_dir`/trainer-rank-0.log. Raises ConfigError and DataError before anything starts,
-    TrainerError where the process died or took too long.
+    Ray must run. `options` place the process on a cluster; without them it takes the GPUs of this machine. Its output goes to
+    `log_dir`/trainer-rank-0.log. Raises ConfigError and DataError before anything starts, TrainerError where the process
+    died or took too long.
     """
     check_advantages(config)
     check_room(config, model_dir)
     gpus = float(config.training.ranks) if num_gpus() else 0.0
-    ranks = Ranks("rolloutpipe_jax", config, model_dir, log_dir, num_processes=1, gpus_per_process=gpus)
+    ranks = Ranks(
+        "rolloutpipe_jax", config, model_dir, log_dir, num_processes=1, options=options or (lambda process: local_options(gpus))
+    )
     await ranks.join(config.limits.start_timeout_s)
+
+    async def warm_up() -> Rung:
+        return await _warm_up(ranks, config, log_dir, max_model_len)
+
+    plan = planner(await warm_up(), config.training.ranks // config.training.tensor_parallel)
+    return GroupTrainer(config, ranks, plan, warm_up)
+
+
+async def _warm_up(ranks: Ranks, config: Config, log_dir: Path, max_model_len: int) -> Rung:
+    """The largest size of a micro-batch, when all is compiled. Where that fails, no process is left."""
     limit = config.limits.start_timeout_s
     try:
         async with asyncio.timeout(limit):
             (top,) = await ranks.call("warm_up", max_model_len)
+            return top
     except TimeoutError as error:
         ranks.close()
         log = log_dir / "trainer-rank-0.log"
@@ -37,7 +53,6 @@ async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_mode
     except BaseException:
         ranks.close()
         raise
-    return GroupTrainer(config, ranks, planner(top, config.training.ranks // config.training.tensor_parallel))
 
 
 def planner(top: Rung, ranks: int) -> Callable[[Sequence[int]], Plan]:

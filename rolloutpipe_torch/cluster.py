@@ -1,14 +1,22 @@
-"""Ray's life in this process: a node of our own on this machine, quiet, listening on the loopback address alone.
+"""Ray's life in this process: a node of our own on this machine, quiet, listening on the loopback address alone; or a cluster.
 
-Where `RAY_ADDRESS` names a running cluster, that one is joined instead; its nodes must see the run directory.
+A cluster is joined where the configuration says so (`cluster.address`). Its nodes run this version of Ray and Python, and must
+see the run directory and the model. `RAY_ADDRESS` counts with `auto` alone.
 """
 
+import json
 import logging
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import ray
-from ray._private import ray_constants, worker
+from ray._private import ray_constants, services, worker
+
+from common.config_cluster import ClusterConfig
+from common.errors import ConfigError, explain
 
 # The caller's own values win.
 _ENVIRONMENT = {
@@ -20,27 +28,114 @@ _ENVIRONMENT = {
     ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
 }
 _OBJECT_STORE_BYTES = 256 * 2**20  # weights go through the spool; only samples and results pass here
+_CONNECT_S, _ANSWER_S = 2.0, 6.0
+# In a process of its own: Ray's client waits for 80 s for what is no Ray, writes of it, and cannot be told otherwise.
+_PROBE = """
+import json, sys
+from ray._common.usage.usage_lib import get_cluster_metadata
+from ray._raylet import GcsClient
+client = GcsClient(address=sys.argv[1])
+found = get_cluster_metadata(client)
+print(json.dumps(found and [found["ray_version"], found["python_version"]]))
+"""
 
 
-def start_ray(num_cpus: int | None = None) -> None:
-    """Start or join Ray; where it runs in this process already, nothing. A node of our own ends with this process."""
+def start_ray(cluster: ClusterConfig | None = None) -> None:
+    """Start or join Ray; where it runs in this process already, nothing. A node of our own ends with this process.
+
+    Raises ConfigError within seconds where no cluster answers at `cluster.address`, or one of other versions.
+    """
     if ray.is_initialized():
         return
+    cluster = cluster or ClusterConfig()
     _share_import_path()
     worker.print_to_stdstream = _say_nothing
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        return
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    ray_constants.ENABLE_RAY_CLUSTER = False  # the same in this process, where `ray` is imported already
+    if cluster.is_local:
+        _start_node()
+    else:
+        _join(check_answers(cluster))
+
+
+def _start_node() -> None:
+    prepare_node()
     ray.init(
-        num_cpus=num_cpus,
+        address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=_OBJECT_STORE_BYTES,
     )
+
+
+def prepare_node() -> None:
+    """Settings of a Ray node that this process starts, for it and its children: loopback only, quiet."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    ray_constants.ENABLE_RAY_CLUSTER = False  # the same in this process, where `ray` is imported already
+
+
+def _join(found: str) -> None:
+    if _is_loopback(found):  # else Ray would look for it on an outside address of this machine
+        prepare_node()
+    try:
+        ray.init(address=found, log_to_driver=False, logging_level=logging.CRITICAL)
+    except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+        ray.shutdown()
+        cause = " ".join(str(error).split())[:300]
+        rule = f"must be a cluster that this machine is a node of ({cause})"
+        raise ConfigError(explain("cluster.address", rule, found, f"run `ray start --address={found}` here")) from error
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether host:port is one that no other machine reaches."""
+    return address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
+
+
+def _find() -> str:
+    """host:port that `auto` means."""
+    given = os.environ.get("RAY_ADDRESS", "")
+    if given not in ("", "auto"):
+        host, _, port = given.rpartition(":")
+        if "/" in given or not (host and port.isdigit()):
+            raise ConfigError(explain("RAY_ADDRESS", "must be host:port", given, "for example 10.0.0.5:6379"))
+        return given
+    try:
+        return str(services.canonicalize_bootstrap_address_or_die("auto"))
+    except (ConnectionError, ValueError) as error:
+        raise _no_answer("auto", "there is none on this machine, and RAY_ADDRESS is not set") from error
+
+
+def check_answers(cluster: ClusterConfig) -> str:
+    """host:port of the cluster. Raises ConfigError within 10 s where no Ray answers there, or one that does not fit this one."""
+    found = _find() if cluster.address == "auto" else cluster.address
+    _check_versions(found)
+    return found
+
+
+def _check_versions(found: str) -> None:
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise _no_answer(found, error.strerror or str(error) or type(error).__name__) from error
+    try:
+        probe = subprocess.run([sys.executable, "-c", _PROBE, found], capture_output=True, text=True, timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired as error:
+        raise _no_answer(found, f"what listens there does not answer as Ray within {_ANSWER_S:g} s") from error
+    if probe.returncode:
+        lines = probe.stderr.strip().splitlines() or [f"exit status {probe.returncode}"]
+        raise _no_answer(found, f"asking it failed with {lines[-1]}")
+    versions = json.loads(probe.stdout.splitlines()[-1])
+    mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
+    if versions is not None and versions != mine:
+        rule = f"must be a cluster of Ray {mine[0]} and Python {mine[1]}, as here"
+        theirs = f"Ray {versions[0]} and Python {versions[1]} at {found}"
+        raise ConfigError(explain("cluster.address", rule, theirs, "install the same versions on all nodes"))
+
+
+def _no_answer(address: str, why: str) -> ConfigError:
+    remedy = "start one with `ray start --head --port=6379` and further nodes with `ray start --address=HOST:6379`"
+    return ConfigError(explain("cluster.address", f"must be that of a Ray cluster that runs ({why})", address, remedy))
 
 
 def _say_nothing(*_: object, **__: object) -> None:

@@ -10,6 +10,7 @@ micro-batches come in a list, as a process may drive several ranks; here it driv
 import os
 import socket
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from common.batching import Row
 from common.config import Config
 from common.grpo import LossRules
+from common.network import LOOPBACK, check_listen, interface_of
 from common.spool import model_layout
 from rolloutpipe_torch.batch import Batch, to_batch
 from rolloutpipe_torch.checkpoint import load_shard, save_shard
@@ -31,10 +33,10 @@ from rolloutpipe_torch.loss import Sums, TokenLogprobs, add_sums, loss_sum
 from rolloutpipe_torch.model import Policy, load_policy
 from rolloutpipe_torch.optimizer import ShardedAdamW
 from rolloutpipe_torch.parallelize import full, parallelize, reshard
+from rolloutpipe_torch.sender import WeightSender
 from rolloutpipe_torch.weights import export_weights
 
 MicroBatches = list[list[Row]]  # an empty one is a pass of weight zero
-_HOST = "127.0.0.1"
 
 
 class TrainerRank:
@@ -47,23 +49,33 @@ class TrainerRank:
         self._sums: Sums = {}
         self._cpu_mark_s = time.process_time()
 
-    def listen(self) -> int:
-        """Open the meeting point of the ranks on the loopback address and return its port.
+    def listen(self, address: str = LOOPBACK) -> int:
+        """Open the meeting point of the ranks on an address of this node and return its port, which the system chooses.
 
-        The socket is bound here and handed over, so no other process can take the port in between.
+        The socket is bound here and handed over, so no other process can take the port in between. Raises ConfigError where
+        other machines reach the address and the configuration does not ask for that.
         """
-        server = socket.create_server((_HOST, 0))
+        check_listen(self._config.cluster, address)
+        server = socket.create_server((address, 0))
         port: int = server.getsockname()[1]
         self._store = TCPStore(
-            _HOST, port, self._num_ranks, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
+            address, port, self._num_ranks, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
         )
         return port
 
-    def join(self, port: int) -> None:
-        """Meet the other ranks and load the model. Raises DataError for a model that cannot be loaded."""
+    def join(self, port: int, host: str = LOOPBACK, address: str = LOOPBACK) -> None:
+        """Meet the other ranks at `host` and load the model; `address` is the one of this node that they talk to.
+
+        Raises DataError for a model that cannot be loaded, ConfigError as `listen`.
+        """
+        check_listen(self._config.cluster, address)
+        self._address = address
         training = self._config.training
+        # Both would choose for themselves, and listen where nobody asked them to.
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface_of(address)}"
         self._set_up_torch(training.threads)
-        store = self._store if self._rank == 0 else TCPStore(_HOST, port, self._num_ranks, is_master=False)
+        store = self._store if self._rank == 0 else TCPStore(host, port, self._num_ranks, is_master=False)
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",
             store=store,
@@ -75,6 +87,7 @@ class TrainerRank:
         self._layout = model_layout(self._model_dir)
         self._policy = self._load()
         self._optimizer = ShardedAdamW(self._policy, training)
+        self._sender = WeightSender(self._optimizer.params, self._layout, self._rank)
         # Frozen, but in float32 as the policy, so that both round alike and the penalty starts at exactly 0.
         self._reference = self._load().requires_grad_(False) if training.kl is not None else None
 
@@ -85,7 +98,6 @@ class TrainerRank:
             torch.cuda.set_device(0)  # Ray shows each actor its own GPU only
             self._device = torch.device("cuda", 0)
         else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             self._device = torch.device("cpu")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that costs a pass over each tensor
@@ -142,6 +154,7 @@ class TrainerRank:
             self._optimizer.zero_grad()
             grad_norm = 0.0
         else:
+            self._sender.version = None  # of other weights from now on
             grad_norm = self._optimizer.step(lr, denominator, self._config.training.max_grad_norm)
         now_s = time.process_time()
         sums["cpu_s"], self._cpu_mark_s = now_s - self._cpu_mark_s, now_s
@@ -168,6 +181,23 @@ class TrainerRank:
     def export_weights(self, spool: Path, version: int) -> None:
         """Stream the weights into `spool`; rank 0 writes."""
         export_weights(spool, version, self._optimizer.params, self._layout, self._rank)
+        self._sender.version = version
+
+    def weight_group(self, version: int, tensors: Sequence[tuple[str, str, list[int]]]) -> tuple[str, str]:
+        """As `WeightSender.weight_group`."""
+        return self._sender.weight_group(version, tensors)
+
+    def meet_engines(self, group: str, world_size: int) -> tuple[str, int]:
+        """Where rank 0 and the engines' workers will meet: (host, port)."""
+        return self._sender.meet(group, self._address, world_size)
+
+    def join_engines(self) -> None:
+        """Meet them. In the background: where one does not come, the ranks go on."""
+        self._sender.join()
+
+    def send_weights(self) -> None:
+        """Send the weights to the engines that rank 0 has met."""
+        self._sender.send()
 
     def save(self, directory: Path) -> None:
         """Write this rank's share into `directory`."""
@@ -180,6 +210,7 @@ class TrainerRank:
         """Read this rank's share, whoever wrote it."""
         load_shard(directory, self._optimizer, self._rank, self._num_ranks, saved_ranks)
         self._optimizer.resume(num_steps)
+        self._sender.version = None
         self.abort_update()
 
     def gradients(self) -> dict[str, np.ndarray]:

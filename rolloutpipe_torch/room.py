@@ -11,7 +11,12 @@ _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def check_room(config: Config, model_dir: Path | None = None) -> None:
-    """Raises ConfigError where cores, GPUs or memory do not allow `training.ranks`; memory needs `model_dir`."""
+    """Raises ConfigError where this machine's cores, GPUs or memory do not allow `training.ranks`; memory needs `model_dir`.
+
+    Nothing is asked for a run on a cluster: its nodes tell `placing` when it is joined.
+    """
+    if not config.cluster.is_local:
+        return
     ranks = config.training.ranks
     gpu_memory = _gpu_memory()
     if gpu_memory:

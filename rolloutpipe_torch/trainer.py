@@ -5,16 +5,19 @@ from pathlib import Path
 
 from common.batching import Plan, plan_micro_batches
 from common.config import Config
-from common.ranks import Ranks
+from common.ranks import RankOptions, Ranks, local_options
 from common.spool import model_layout
 from common.trainer import GroupTrainer, check_advantages
 from rolloutpipe_torch.room import check_room, has_gpus
 
 
-async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> GroupTrainer:
+async def start_trainer(
+    config: Config, model_dir: Path, log_dir: Path, max_model_len: int, options: RankOptions | None = None
+) -> GroupTrainer:
     """Start the ranks and load `model_dir`; output of rank N goes to `log_dir`/trainer-rank-N.log.
 
-    `max_model_len`, the longest sequence in tokens, is not needed here: torch takes sizes as they come.
+    `max_model_len`, the longest sequence in tokens, is not needed here: torch takes sizes as they come. `options` place the
+    ranks on a cluster (`placing.Placing.rank_options`); without them each takes a GPU of this machine, if it has any.
 
     What a trainer room offers to `common.launch`, under the same name in each room. Ray must run
     (`rolloutpipe_torch.cluster.start_ray`). Raises ConfigError and DataError before anything starts, DataError for a
@@ -24,7 +27,8 @@ async def start_trainer(config: Config, model_dir: Path, log_dir: Path, max_mode
     model_layout(model_dir)
     check_room(config, model_dir)
     training = config.training
-    ranks = Ranks("rolloutpipe_torch", config, model_dir, log_dir, num_processes=training.ranks, gpus_per_process=int(has_gpus()))
+    options = options or (lambda process: local_options(int(has_gpus())))
+    ranks = Ranks("rolloutpipe_torch", config, model_dir, log_dir, num_processes=training.ranks, options=options)
     await ranks.join(config.limits.start_timeout_s)
 
     def plan(lengths: Sequence[int]) -> Plan:

@@ -70,8 +70,10 @@ def _record(config: Config, prepared: PreparedEval, places: _Places, console: Co
     with Timeline(places.run_dir.timeline) as timeline, EvalDisplay(timeline, console, num_samples):
         try:
             model = _model(prepared.located, places, timeline)
-            with ray_running(timeline):
-                return asyncio.run(_run(config, prepared, model, places, timeline))
+            with ray_running(timeline, config.cluster):
+                evaluation = asyncio.run(_run(config, prepared, model, places, timeline))
+            timeline.check()
+            return evaluation
         except (KeyboardInterrupt, asyncio.CancelledError):
             raise KeyboardInterrupt from None
         except Exception as error:

@@ -6,7 +6,7 @@
 
 It has the deadlines of a round (rule 7), and the same check that every response carries the one version (rule 1). The samples
 of a problem are asked for together, so the pool puts them on one engine. A sample depends on the evaluation's seed, its problem
-and its number alone. Where no engine is left, it raises; a verifier that fails costs one sample.
+and its number alone. Where no engine is left and none is on its way, it raises; a verifier that fails costs one sample.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from common.materialize import make_sample, task_of
 from common.open_group import Member, OpenGroup, Stage
 from common.protocols import Engine, Problem, Score, Verifier
 from common.records import FinishReason, Group, Request, Response, Times, Verdict
-from common.sampler import Sampler
+from common.sampler import Loss, Sampler, max_moves
 from common.timeline import Timeline
 
 
@@ -125,14 +125,16 @@ class Evaluator:
         """
         timeline = self._parts.timeline
         start_s = timeline.now()
+        unlisten = self._parts.engine.listen(self._admit)
         try:
             self._admit()
-            while self._tasks:
+            while self._tasks or await self._has_engine_again():
                 done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 self._tasks -= done
                 for task in done:
                     task.result()
         finally:
+            unlisten()
             await self._stop()
         if self._waiting:
             raise RunError(f"{self.describe()}, and nothing runs: the engines' capacity is {self._parts.engine.capacity}")
@@ -150,6 +152,13 @@ class Evaluator:
         timeline.emit("eval", **evaluation.fields())
         self._parts.on_end(evaluation)
         return evaluation
+
+    async def _has_engine_again(self) -> bool:
+        """Where samples wait and nothing runs: whether an engine has come, so that something does."""
+        if self._waiting and self._parts.engine.capacity == 0:
+            await self._sampler.await_engine()
+            self._admit()
+        return bool(self._tasks)
 
     def describe(self) -> str:
         """How far it is, in one line."""
@@ -191,19 +200,20 @@ class Evaluator:
             result = await self._sampler.sample(member, group)
         finally:
             del self._in_flight[str(member.request.request_id)]
-        if isinstance(result, str):
+        if isinstance(result, Loss):
             self._lose(member, group, result)
         self._admit()
         if isinstance(result, Response):
             await self._score(member, group, result)
 
-    def _lose(self, member: Member, group: OpenGroup, reason: str) -> None:
-        if member.num_retries >= self._config.limits.max_retries:
+    def _lose(self, member: Member, group: OpenGroup, loss: Loss) -> None:
+        member.num_moves += loss.is_move
+        member.num_retries += not loss.is_move
+        if member.num_retries > self._config.limits.max_retries or member.num_moves >= max_moves(self._config):
             self._end(member, group, Stage.FAILED)
             return
-        member.num_retries += 1
         request = {"request": member.request.request_id, "group": group.group_id}
-        self._parts.timeline.emit("eval_retry", **self._sampler.where, **request, reason=reason)
+        self._parts.timeline.emit("eval_retry", **self._sampler.where, **request, reason=loss.reason)
         member.enter(Stage.WAITING, self._parts.timeline.now())
         self._waiting.appendleft((member, group))
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.config import Config
+from common.disk import writing
 from common.errors import ConfigError, explain
 from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator, settings_of
 from common.protocols import Problem
@@ -36,29 +37,47 @@ class TrainingEvals:
         """The run has evaluations."""
         return self._every is not None
 
+    def is_due(self, index: int, version: int) -> bool:
+        """Round `index` evaluates `version`, and it was not done before."""
+        return self._every is not None and index % self._every == 0 and not self._is_done(version)
+
+    def is_due_at_the_end(self, version: int) -> bool:
+        """The final `version` is to be evaluated, and was not."""
+        return self.is_on and not self._is_done(version)
+
     def in_round(self, index: int, version: int) -> Evaluator | None:
         """That of a round; None where none is due, or it was done before a resume."""
-        due = self._every is not None and index % self._every == 0
-        return self._begin(version, index) if due else None
+        return self._begin(version, index) if self.is_due(index, version) else None
 
     def at_the_end(self, version: int) -> Evaluator | None:
         """That of the final version, after the last round."""
-        return self._begin(version, None) if self.is_on else None
+        return self._begin(version, None) if self.is_due_at_the_end(version) else None
 
-    def restore(self, num_rounds: int) -> None:
-        """Know what was done in the first `num_rounds` rounds, and after the last of them; forget the rest."""
-        self._done = [line for line in read_evals(self._run_dir) if _is_kept(line, num_rounds)]
+    def restore(self) -> None:
+        """Know what was done before."""
+        self._done = read_evals(self._run_dir)
         if self._run_dir.evals.exists():  # written again in any case: half a line must not stand in front of the next
-            write_atomically(self._run_dir.evals, "".join(map(_line, self._done)))
+            self._write()
+
+    def forget_from(self, num_rounds: int) -> None:
+        """Keep what was done in the first `num_rounds` rounds, and after the last of them: the rest comes out anew."""
+        kept = [line for line in self._done if _is_kept(line, num_rounds)]
+        if len(kept) < len(self._done):
+            self._done = kept
+            self._write()
+
+    def _write(self) -> None:
+        write_atomically(self._run_dir.evals, "".join(map(_line, self._done)))
+
+    def _is_done(self, version: int) -> bool:
+        return any(line["version"] == version for line in self._done)
 
     def close(self) -> None:
         """Idempotent."""
         if self._writer is not None:
             self._writer.close()
 
-    def _begin(self, version: int, index: int | None) -> Evaluator | None:
-        if any(line["version"] == version for line in self._done):
-            return None
+    def _begin(self, version: int, index: int | None) -> Evaluator:
         self._version = version
         round_path(self._run_dir.eval_samples, version).unlink(missing_ok=True)  # of a try that was cut off
         return Evaluator(self._config, self._parts, version=version, index=index)
@@ -69,7 +88,7 @@ class TrainingEvals:
 
     def _note(self, evaluation: Evaluation) -> None:
         self._done.append(evaluation.to_json())
-        with self._run_dir.evals.open("a", encoding="utf-8") as file:
+        with writing(self._run_dir.evals), self._run_dir.evals.open("a", encoding="utf-8") as file:
             file.write(_line(self._done[-1]))
 
 

@@ -138,12 +138,17 @@ def books_rows(rounds: list[RoundMetrics]) -> list[dict[str, Any]]:
 
 
 def incidents(events: list[Event], limit: int = 200) -> tuple[list[dict[str, str]], int]:
-    """Stalls, dropped groups and retries as lines, at most `limit`; and how many there were."""
+    """Stalls, faults, dropped groups and retries as lines, at most `limit`; and how many there were."""
     lines: list[dict[str, str]] = []
     retries: Counter[tuple[int, str]] = Counter()
     for event in events:
-        if event["kind"] == "stall":
-            lines.append(_line(event, "stall", str(event.get("message", ""))))
+        if event["kind"] in ("stall", "left_out"):
+            lines.append(_line(event, event["kind"].replace("_", " "), str(event.get("message", ""))))
+        elif event["kind"] in ("fault", "recovered"):
+            after = f" after {event['t'] - event['start']:.1f} s" if "start" in event else ""
+            lines.append(_line(event, event["kind"], f"{event['part']}{after}: {event.get('detail') or ''}"))
+        elif event["kind"] == "recorded":
+            lines.append(_line(event, "resumed", f"{event['groups']} groups were on disk, and not sampled again"))
         elif event["kind"] == "group_drop" and event.get("reason") != "filtered":
             lines.append(_line(event, "dropped", f"{event['group']}: {event.get('reason')}. {event.get('detail') or ''}"))
         elif event["kind"] == "retry":

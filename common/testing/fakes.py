@@ -80,6 +80,7 @@ class FakeEngine:
         self.max_running = 0
         self.is_alive = True
         self.is_closed = False
+        self._death = asyncio.Event()
 
     @property
     def capacity(self) -> int:
@@ -134,12 +135,21 @@ class FakeEngine:
     async def health(self) -> list[Health]:
         return [Health(name=self._name, is_alive=self.is_alive, weight_version=self._version, num_running=len(self._running))]
 
+    async def watch(self) -> None:
+        await self._death.wait()
+        raise EngineDiedError(f"{self._name} died")
+
+    async def beat(self) -> None:
+        if not self.is_alive:
+            raise EngineDiedError(f"{self._name} is dead")
+
     async def close(self) -> None:
         self.is_closed = True
 
     def die(self) -> None:
-        """Every running and later request raises EngineDiedError."""
+        """Every running and later call raises EngineDiedError."""
         self.is_alive = False
+        self._death.set()
         for event in self._running.values():
             event.set()
 

@@ -10,16 +10,18 @@ Only plain values cross the actor's border. This module imports vLLM inside `sta
 """
 
 import asyncio
-import json
+import faulthandler
 import math
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import DataError, EngineError, PublishError, explain
+from common.errors import DataError, EngineDiedError, EngineError, PublishError, explain
+from common.safe_files import read_json
 from common.spool import spool_files
 from rolloutpipe_torch.rollout.lifetime import own_children
 
@@ -31,6 +33,7 @@ Output = tuple[list[int], list[float], str, int, int]
 Phases = list[tuple[str, Callable[[], Awaitable[Any]]]]
 
 _RESUME_TIMEOUT_S = 5.0
+_LOOK_S = 0.1
 _ABORT_TRIES, _ABORT_PAUSE_S = 100, 0.05
 
 
@@ -49,11 +52,12 @@ class EngineSettings:
     kv_cache_gb: int  # CPU only
     tensor_parallel: int
     publish_timeout_s: float
+    is_local: bool = True  # nothing of the run is on another machine
     options: dict[str, Any] = field(default_factory=dict)  # further AsyncEngineArgs; they win
 
 
 class VllmEngine:
-    """Serves one weight version at a time; every method but `start` and `close` raises EngineError once it is dead."""
+    """Serves one weight version at a time; every method but `start` and `close` raises EngineDiedError once it is dead."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -66,6 +70,7 @@ class VllmEngine:
     async def start(self) -> int:
         """Load the engine with random weights; returns the actor's process id. Blocks this actor while it starts."""
         redirect_output(self._settings.log_file)
+        faulthandler.register(signal.SIGUSR1, file=2)  # all stacks to the log, also where this process hangs
         own_children()
         set_environment(self._settings)
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -141,19 +146,48 @@ class VllmEngine:
         touched; otherwise it is dead.
         """
         self._check_alive()
+        updates = [{"path": str(shard)} for shard in spool_files(Path(spool))]
+        return await self._load(version, updates, self._settings.publish_timeout_s)
+
+    async def receive(self, version: int, tensors: Sequence[tuple[str, str, list[int]]], timeout_s: float) -> dict[str, float]:
+        """As `publish`, but the weights are sent by the group that was joined: (name, dtype, shape) of each, in order."""
+        names, dtypes, shapes = (list(part) for part in zip(*tensors, strict=True))
+        return await self._load(version, [{"names": names, "dtype_names": dtypes, "shapes": shapes}], timeout_s)
+
+    async def join_group(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+        """Let the workers meet the trainer's rank 0. Raises EngineError; where a worker still waits, the engine is dead."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        self._check_alive()
+        request = WeightTransferInitRequest(init_info={"group": dict(init_info)})
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._llm.init_weight_transfer_engine(request)
+        except TimeoutError as error:
+            self._fault = f"{self._settings.name} did not meet the trainer within {timeout_s:g} s"
+            raise EngineError(self._fault) from error
+        except Exception as error:
+            raise EngineError(f"{self._settings.name} could not meet the trainer: {one_line(error)}") from error
+
+    async def condemn(self, reason: str) -> None:
+        """Count as dead from now on."""
+        self._fault = self._fault or reason
+
+    async def _load(self, version: int, updates: list[dict[str, Any]], timeout_s: float) -> dict[str, float]:
+        self._check_alive()
         name = self._settings.name
         if version <= self._version:
             raise PublishError(f"{name} serves weight version {self._version}; version {version} does not follow it")
         if self._running:
             raise PublishError(f"{name} still has {len(self._running)} requests in flight")
-        return await self._run_phases(version, self._publish_phases(version, spool_files(Path(spool))))
+        return await self._run_phases(version, self._publish_phases(version, updates), timeout_s)
 
-    def _publish_phases(self, version: int, shards: list[Path]) -> Phases:
+    def _publish_phases(self, version: int, updates: list[dict[str, Any]]) -> Phases:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         async def load() -> None:
-            for shard in shards:
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(shard)}))
+            for update in updates:
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
 
         return [
             # `wait`: an aborted request may hold its blocks for one more step. The cache is reset below, once and checked.
@@ -165,8 +199,7 @@ class VllmEngine:
             ("resume", self._llm.resume_generation),
         ]
 
-    async def _run_phases(self, version: int, phases: Phases) -> dict[str, float]:
-        limit_s = self._settings.publish_timeout_s
+    async def _run_phases(self, version: int, phases: Phases, limit_s: float) -> dict[str, float]:
         seconds: dict[str, float] = {}
         phase = ""
         try:
@@ -181,6 +214,8 @@ class VllmEngine:
             if phase != "pause" or not await self._is_resumed():
                 self._fault = message
             raise PublishError(message) from error
+        if self._fault:  # condemned meanwhile: nobody waits for this answer any more
+            raise PublishError(self._fault)
         self._version = version
         return seconds
 
@@ -202,6 +237,13 @@ class VllmEngine:
         fault = self._fault or self._core_fault()
         return not fault, self._version, len(self._running), fault
 
+    async def alive(self) -> None:
+        """Never returns; raises EngineDiedError as soon as it cannot serve any more. With this process, Ray ends the call."""
+        # vLLM waits for the end of its EngineCore and notes it; this looks at the note, in the process that has it.
+        while not (fault := self._fault or self._core_fault()):
+            await asyncio.sleep(_LOOK_S)
+        raise EngineDiedError(f"{self._settings.name} is dead: {fault}")
+
     async def close(self) -> None:
         """End the EngineCore; idempotent."""
         self._fault = self._fault or "it is closed"
@@ -214,7 +256,7 @@ class VllmEngine:
 
     def _check_alive(self) -> None:
         if fault := self._fault or self._core_fault():
-            raise EngineError(f"{self._settings.name} is dead: {fault}")
+            raise EngineDiedError(f"{self._settings.name} is dead: {fault}")
 
     def _check_serving(self) -> None:
         self._check_alive()
@@ -222,8 +264,9 @@ class VllmEngine:
             raise EngineError(f"{self._settings.name} has random weights: publish version 0 before the first request")
 
     def _lost(self, request_id: str, error: Exception) -> EngineError:
-        cause = self._fault or (self._llm is not None and self._core_fault()) or one_line(error)
-        return EngineError(f"{self._settings.name} lost request {request_id}: {cause}")
+        fault = self._fault or (self._llm is not None and self._core_fault())
+        kind = EngineDiedError if fault else EngineError
+        return kind(f"{self._settings.name} lost request {request_id}: {fault or one_line(error)}")
 
 
 def one_line(error: BaseException) -> str:
@@ -243,6 +286,8 @@ def set_environment(settings: EngineSettings) -> None:
     """What vLLM and torch read when they are imported, here and in the EngineCore."""
     os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     if settings.on_gpu:
+        if settings.is_local:  # the workers' own collectives, and those with the trainer
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")
         return
     os.environ.update(
         OMP_NUM_THREADS=str(settings.threads),
@@ -290,8 +335,8 @@ def eos_token_ids(model_dir: Path) -> list[int]:
     for name in ("generation_config.json", "config.json"):
         file = model_dir / name
         try:
-            found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
-        except (OSError, ValueError, AttributeError) as error:
+            found = read_json(file).get("eos_token_id") if file.exists() else None
+        except (OSError, ValueError) as error:
             raise DataError(explain("model.path", "must hold readable JSON files", str(file), "copy it again")) from error
         if found is not None:
             return list(found) if isinstance(found, list) else [found]

@@ -1,30 +1,36 @@
-"""Driver side of the rollout pool: fits it into memory, starts the replicas, and speaks to each through `RemoteEngine`."""
+"""Driver side of the rollout pool: fits it into memory, starts the replicas, and speaks to each through `RemoteEngine`.
+
+`start_pool` starts them all and returns with the first few; `start_engine` starts one, also in place of one that has died.
+"""
 
 import asyncio
 import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from common.config import Config
-from common.errors import ConfigError, DuplicateRequestError, EngineError, RolloutPipeError, explain
+from common.errors import ConfigError, DuplicateRequestError, EngineDiedError, EngineError, RolloutPipeError, explain
 from common.pool import Pool
 from common.protocols import Health
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import model_layout
+from common.weight_routes import Tensor, choose_route
+from rolloutpipe_torch.placing import Placing
 from rolloutpipe_torch.rollout.engine import UNSET, EngineSettings, VllmEngine, one_line
 from rolloutpipe_torch.room import has_gpus
 
 Result = TypeVar("Result")
 
+ENGINE_CLASS: type = VllmEngine  # of the actors
 _SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "min_p", "stop_token_ids")  # named alike by vLLM
 _GIB = 2**30
 _PROCESS_BYTES = int(1.5 * _GIB)  # actor and EngineCore without model and cache, measured
@@ -36,8 +42,9 @@ _CLOSE_TIMEOUT_S = 15.0
 class RemoteEngine:
     """One replica, as an `Engine`. `pid` is the actor's process."""
 
-    def __init__(self, name: str, actor: Any, capacity: int) -> None:
+    def __init__(self, name: str, actor: Any, capacity: int, num_workers: int = 1) -> None:
         self.name = name
+        self._num_workers = num_workers
         self.pid = 0
         self.actor = actor
         self._capacity = capacity
@@ -99,6 +106,23 @@ class RemoteEngine:
         """As `Engine.publish`."""
         await self._answer(self.actor.publish.remote(version, str(spool)))
 
+    @property
+    def num_workers(self) -> int:
+        """Processes that hold its weights."""
+        return self._num_workers
+
+    async def join_group(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+        """As `common.weight_routes.Receiver`."""
+        await self._answer(self.actor.join_group.remote(dict(init_info), timeout_s))
+
+    async def receive(self, version: int, tensors: Sequence[Tensor], timeout_s: float) -> None:
+        """Likewise."""
+        await self._answer(self.actor.receive.remote(version, list(tensors), timeout_s))
+
+    def condemn(self, reason: str) -> None:
+        """Likewise; sent, not waited for."""
+        self.actor.condemn.remote(reason)
+
     async def health(self) -> list[Health]:
         """What the actor says; where it is only slow, its last state with a remark."""
         try:
@@ -112,14 +136,24 @@ class RemoteEngine:
         self._last = Health(name=self.name, is_alive=is_alive, weight_version=version, num_running=num_running, detail=detail)
         return [self._last]
 
+    async def watch(self) -> None:
+        """Never returns. Raises EngineDiedError when the actor, or its EngineCore, has died: at once, without asking."""
+        await self._answer(self.actor.alive.remote())
+        raise EngineDiedError(f"{self.name} is closed")
+
+    async def beat(self) -> None:
+        """Return when the actor has answered, however long that takes. Raises EngineDiedError."""
+        await self._answer(self.actor.health.remote())
+
     async def close(self) -> None:
-        """Let the engine shut down, then end its process in any case."""
+        """Let the engine shut down, then end its process in any case, also where the caller does not wait."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._answer(self.actor.close.remote())
         except (TimeoutError, EngineError):
             pass  # dead or stuck: the process is ended below either way
-        ray.kill(self.actor)
+        finally:
+            ray.kill(self.actor)
 
     async def _answer(self, reference: Awaitable[Result]) -> Result:
         try:
@@ -134,43 +168,86 @@ class RemoteEngine:
             return (
                 type(cause)(str(cause)) if isinstance(cause, RolloutPipeError) else EngineError(f"{self.name}: {one_line(cause)}")
             )
+        if isinstance(error, ActorUnavailableError):  # what Ray says until it knows
+            return EngineDiedError(f"{self.name}: its process has died, or cannot be reached")
         lines = str(error).strip().splitlines() or [type(error).__name__]
         # Where the actor could not even be made, the first line is Ray's and the last one is the cause.
-        return EngineError(f"{self.name}: {lines[-1] if 'creation task' in lines[0] else lines[0]}")
+        return EngineDiedError(f"{self.name}: {lines[-1] if 'creation task' in lines[0] else lines[0]}")
 
 
-async def start_pool(config: Config, model_dir: Path, log_dir: Path, max_model_len: int) -> Pool:
-    """Start all replicas at the same time; Ray must run (`cluster.start_ray`).
+async def start_pool(
+    config: Config,
+    model_dir: Path,
+    log_dir: Path,
+    max_model_len: int,
+    *,
+    min_replicas: int | None = None,
+    placing: Placing | None = None,
+) -> Pool:
+    """Start all replicas at the same time, where `placing` says; Ray must run (`cluster.start_ray`).
 
-    Raises ConfigError where they do not fit into memory, and EngineError where one fails or `limits.start_timeout_s`
-    passes; then, and where the call is cancelled, none is left.
+    The others are then the pool's `pending`. Returns when `min_replicas` (None: all) have started. Raises ConfigError where
+    they do not fit into memory, and EngineError where one of them fails or `limits.start_timeout_s` passes; then, and where
+    the call is cancelled, none is left.
     """
     check_room(config, model_dir)
-    log_dir.mkdir(parents=True, exist_ok=True)
-    on_gpu = has_gpus()
-    engines = [
-        _start_actor(_settings(config, f"engine-{index}", model_dir, log_dir, max_model_len, on_gpu))
+    placing = placing or Placing(config, ["rollout"])
+    starts = {
+        asyncio.create_task(start_engine(config, index, model_dir, log_dir, max_model_len, placing)): index
         for index in range(config.rollout.replicas)
-    ]
+    }
     try:
-        await _await_start(engines, config.limits.start_timeout_s, log_dir)
+        done: set[asyncio.Task[RemoteEngine]] = set()
+        while len(done) < (min_replicas or len(starts)):
+            more, _ = await asyncio.wait(starts.keys() - done, return_when=asyncio.FIRST_COMPLETED)
+            done |= more
+            for task in more:
+                task.result()
     except BaseException:
-        for engine in engines:
-            ray.kill(engine.actor)
+        for task in starts:
+            task.cancel()
+        for engine in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(engine, RemoteEngine):
+                ray.kill(engine.actor)
         raise
-    return Pool(engines)
+    pool = Pool({starts[task]: task.result() for task in sorted(done, key=lambda task: starts[task])})
+    pool.pending = {index: task for task, index in starts.items() if task not in done}
+    return pool
+
+
+async def start_engine(
+    config: Config, index: int, model_dir: Path, log_dir: Path, max_model_len: int, placing: Placing
+) -> RemoteEngine:
+    """A new process for the pool's place `index`, with random weights. Raises EngineError; it has then ended."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    settings = _settings(config, f"engine-{index}", model_dir, log_dir, max_model_len, placing.on_gpu("rollout"))
+    engine = _start_actor(settings, placing.engine_options(index))
+    timeout_s = config.limits.start_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _start(engine, log_dir)
+    except BaseException as error:
+        ray.kill(engine.actor)
+        if isinstance(error, TimeoutError):
+            text = f"{engine.name}: not started within limits.start_timeout_s = {timeout_s:g} s, see {log_dir}"
+            raise EngineError(text) from error
+        raise
+    return engine
 
 
 def check_room(config: Config, model_dir: Path | None = None) -> None:
-    """Raises ConfigError where the replicas' memory exceeds what this machine has available.
+    """Raises ConfigError where the replicas' memory exceeds what this machine has available; not asked of a cluster.
 
     The model counts where its directory is known. With GPUs, weights and cache live
     there and vLLM checks them itself.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(explain("rollout", "needs vLLM, which is not installed", None, "see `rolloutpipe doctor`"))
+    if not config.cluster.is_local:
+        return  # `placing` asks the nodes
     rollout = config.rollout
     on_gpu = has_gpus()
+    choose_route(config, trainer_has_gpus=on_gpu, engines_have_gpus=on_gpu)
     cores = len(os.sched_getaffinity(0))
     if not on_gpu and rollout.threads > cores:
         raise ConfigError(explain("rollout.threads", f"must be at most the {cores} cores", rollout.threads, f"use {cores}"))
@@ -208,35 +285,19 @@ def _settings(config: Config, name: str, model_dir: Path, log_dir: Path, max_mod
         kv_cache_gb=rollout.kv_cache_gb,
         tensor_parallel=rollout.tensor_parallel,
         publish_timeout_s=config.limits.publish_timeout_s,
+        is_local=config.cluster.is_local,
         options=rollout.engine_options,
     )
 
 
-def _start_actor(settings: EngineSettings) -> RemoteEngine:
+def _start_actor(settings: EngineSettings, place: dict[str, Any]) -> RemoteEngine:
     options = {
-        "num_cpus": 0,
-        "num_gpus": settings.tensor_parallel if settings.on_gpu else 0,
+        **place,
         "max_concurrency": 2 * settings.capacity + 16,  # aborts and health must get through a full engine
         "max_restarts": 0,  # a new process would serve random weights
     }
-    actor = ray.remote(VllmEngine).options(**options).remote(settings)
-    return RemoteEngine(settings.name, actor, settings.capacity)
-
-
-async def _await_start(engines: list[RemoteEngine], timeout_s: float, log_dir: Path) -> None:
-    """Until all have started; the first failure ends the wait."""
-    starts = {asyncio.create_task(_start(engine, log_dir)): engine for engine in engines}
-    try:
-        done, waiting = await asyncio.wait(starts, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-        if waiting:
-            names = ", ".join(starts[task].name for task in waiting)
-            raise EngineError(f"{names}: not started within limits.start_timeout_s = {timeout_s:g} s, see {log_dir}")
-    finally:
-        for task in starts:
-            task.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
+    actor: Any = ray.remote(ENGINE_CLASS).options(**options).remote(settings)
+    return RemoteEngine(settings.name, actor, settings.capacity, settings.tensor_parallel)
 
 
 async def _start(engine: RemoteEngine, log_dir: Path) -> None:

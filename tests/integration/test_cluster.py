@@ -1,23 +1,17 @@
-"""Ray as the project starts it."""
+"""Ray as the project starts it; of a whole run, see test_end_to_end, of a cluster, test_placing."""
 
 import psutil
 import pytest
 
-pytestmark = pytest.mark.ray
+from tests.listeners import LOOPBACK, listening
 
-LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+pytestmark = pytest.mark.ray
 
 
 def test_ray_listens_on_the_loopback_address_alone(ray_runtime: None) -> None:
-    driver = psutil.Process()
-    addresses: set[str] = set()
-    for process in [driver, *driver.children(recursive=True)]:
-        try:
-            addresses |= {each.laddr.ip for each in process.net_connections() if each.status == psutil.CONN_LISTEN}
-        except psutil.Error:  # it has just ended
-            continue
-    assert addresses
-    assert addresses <= LOOPBACK
+    found = listening(psutil.Process())
+    assert found
+    assert {address for _, address in found} <= LOOPBACK, found
 
 
 def test_starting_it_again_changes_nothing(ray_runtime: None) -> None:

@@ -23,6 +23,7 @@ from common.rundir import RunDir, newest_checkpoint
 from common.simulation.event_check import checked_events
 from common.timeline import Event, read_timeline
 from tests.integration.tiny_models import sums_model
+from tests.listeners import LOOPBACK, watched
 
 pytestmark = pytest.mark.engine
 
@@ -52,17 +53,28 @@ class Proof:
     first_metrics: list[str]  # lines before the resume
     events: list[Event]
     groups: list[list[StoredGroup]]  # by round
+    listens: set[tuple[str, str]]  # (process, address) seen in the first command
 
     def of(self, kind: str, **fields: Any) -> list[Event]:
         return [e for e in self.events if e["kind"] == kind and all(e.get(name) == value for name, value in fields.items())]
 
 
-def rolloutpipe(*words: object, cwd: Path) -> tuple[str, str]:
+def rolloutpipe(*words: object, cwd: Path, listens: set[tuple[str, str]] | None = None) -> tuple[str, str]:
     command = [sys.executable, "-m", "common.cli", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=cwd, env=environment)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout, done.stderr
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment) as process,
+        watched(process.pid) as found,
+    ):
+        try:
+            printed, errors = process.communicate(timeout=280)
+        finally:
+            process.kill()
+    if listens is not None:
+        listens |= found
+    assert process.returncode == 0, errors + printed
+    return printed, errors
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +88,8 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
     settings["rollout"] = {"capacity": 2 * MEMBERS}  # groups wait, so that the policy has something to plan
     settings["sampling"] = {"temperature": 1.0, "max_tokens": 64}
     (root / "config.yaml").write_text(yaml.safe_dump(settings))
-    first = rolloutpipe("train", "config.yaml", "--json", "first.json", cwd=root)
+    listens: set[tuple[str, str]] = set()
+    first = rolloutpipe("train", "config.yaml", "--json", "first.json", cwd=root, listens=listens)
     first_metrics = (root / "run" / "metrics.jsonl").read_text().splitlines()
     second = rolloutpipe("train", "--resume", "run", f"rounds={ROUNDS}", "--json", "second.json", cwd=root)
     run_dir = RunDir(root / "run")
@@ -88,6 +101,7 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
         first_metrics=first_metrics,
         events=list(read_timeline(run_dir.timeline)),
         groups=[list(read_groups(path)) for path in sorted(run_dir.groups.iterdir())],
+        listens=listens,
     )
 
 
@@ -120,6 +134,12 @@ def test_the_timeline_is_in_order_and_says_how_each_start_ended(proof: Proof) ->
     assert (
         [event["round"] for event in proof.of("round_start")] == [event["round"] for event in proof.of("round_end")] == [0, 1, 2]
     )
+
+
+def test_no_process_of_a_run_listens_on_more_than_the_loopback_address(proof: Proof) -> None:
+    assert {address for _, address in proof.listens} <= LOOPBACK, proof.listens
+    names = " ".join(name for name, _ in proof.listens)
+    assert "ray::RankProcess" in names and "ray::VllmEngine" in names and "raylet" in names, names
 
 
 def test_every_request_of_the_timeline_ends(proof: Proof) -> None:

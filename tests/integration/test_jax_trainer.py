@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from common.config import Config
-from common.errors import ConfigError, DataError, TrainerError, UsageError
+from common.errors import ConfigError, DataError, TrainerDiedError, TrainerError, UsageError
 from common.spool import model_layout, read_manifest
 from common.testing.contracts import check_trainer
 from rolloutpipe_jax.trainer import start_trainer
@@ -153,8 +153,17 @@ def test_a_new_process_continues_from_a_checkpoint_and_its_death_is_named(fresh,
         os.kill(other._ranks.pids()[0], signal.SIGKILL)
         await other.begin_update()
         for _ in range(2):
-            with pytest.raises(TrainerError, match=r"trainer rank 0 died; see .*trainer-rank-0\.log"):
+            with pytest.raises(TrainerError, match=r"trainer rank 0 died \(.*; see .*trainer-rank-0\.log"):
                 await asyncio.wait_for(other.accumulate([make_group(0)]), 30)
+        with pytest.raises(TrainerDiedError, match="rank 0 died"):
+            await other.watch()
+        await other.restart()
+        (tmp_path / "contract").mkdir()
+        await check_trainer(other, [make_group(0), make_group(1)], model_layout(tiny_model), tmp_path / "contract")
+        await other.restore(tmp_path / "saved")
+        result = await update(other, make_group(2))
+        assert (result.optimizer_step, result.loss, result.grad_norm) == (2, expected.loss, expected.grad_norm)
+        assert (await update(other, make_group(3))).metrics["compilations"] == 0  # all was compiled before, as at first
         await other.close()
         await other.close()
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from common.config import Config
-from common.errors import ConfigError, DataError, TrainerError, UsageError
+from common.errors import ConfigError, DataError, TrainerDiedError, TrainerError, UsageError
 from common.spool import check_spool, model_layout, spool_files
 from rolloutpipe_torch.trainer import start_trainer
 
@@ -235,22 +235,34 @@ def test_a_call_cut_off_leaves_nothing_behind(fresh, make_group):
     assert result.metrics["tokens"] == make_group(1).num_tokens
 
 
-def test_new_processes_give_the_same_bits_and_a_dead_rank_is_named(fresh, tiny_model, make_group, tmp_path):
+def test_new_processes_give_the_same_bits_and_a_dead_rank_is_named_and_started_again(fresh, tiny_model, make_group, tmp_path):
     trainer = start(tiny_model, tmp_path, 2)
     groups = [make_group(seed) for seed in range(4)]
-    assert asyncio.run(train(trainer, groups)) == asyncio.run(train(fresh[1], groups))
-    assert sha(export(trainer, tmp_path / "new")) == sha(export(fresh[1], tmp_path / "old"))
+    expected = asyncio.run(train(fresh[1], groups))
+    assert asyncio.run(train(trainer, groups)) == expected
+    trained = sha(export(fresh[1], tmp_path / "old"))
+    assert sha(export(trainer, tmp_path / "new")) == trained
 
     async def scenario():
         await trainer.begin_update()
         os.kill(trainer._ranks.pids()[1], signal.SIGKILL)
         for _ in range(2):
-            with pytest.raises(TrainerError, match=r"trainer rank 1 died; see .*trainer-rank-1\.log"):
+            with pytest.raises(TrainerError, match=r"trainer rank 1 died \(.*; see .*trainer-rank-1\.log"):
                 await trainer.accumulate([make_group(0)])
+        with pytest.raises(TrainerDiedError, match="rank 1 died"):
+            await trainer.watch()
+        await trainer.restart()
+        watch = asyncio.ensure_future(trainer.watch())
+        assert await train(trainer, groups) == expected  # as at first, from the starting weights and the first step on
+        await trainer.export_weights(tmp_path / "again", 0)
+        assert not watch.done()
+        watch.cancel()
         await trainer.close()
         await trainer.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+    again = {name: tensor for file in spool_files(tmp_path / "again") for name, tensor in load_file(file).items()}
+    assert sha(again) == trained
     assert (tmp_path / "trainer-rank-0.log").exists()
 
 

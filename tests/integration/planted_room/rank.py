@@ -12,11 +12,20 @@ class TrainerRank:
     def __init__(self, config, model_dir, rank, num_processes):
         self.rank, self.num_processes = rank, num_processes
 
-    def listen(self):
+    def listen(self, address):
+        self.listens = address
         return 7
 
-    def join(self, port):
+    def join(self, port, host, address):
         assert port == 7
+        assert getattr(self, "listens", host) == host
+        self.meets = host, address
+
+    def met(self):
+        return self.meets
+
+    def process(self):
+        return os.getpid()
 
     def who(self):
         return self.rank, self.num_processes

@@ -1,18 +1,21 @@
 """One rank in this process: gradients whatever the chunks, old policies, precision, failures of models."""
 
 import json
+import os
 import random
 import shutil
+import socket
 from contextlib import contextmanager
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from common.batching import rows_of
 from common.config import Config
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from rolloutpipe_torch import rank as rank_module
 from rolloutpipe_torch.rank import TrainerRank
 
@@ -213,3 +216,29 @@ def test_the_padding_token_is_trained_as_any_other(tiny_model, tmp_path, rows):
         with one_rank(model) as rank:
             found.append(gradient(rank, chunks(rows, 1)))
     assert distance(found[1], found[0]) == 0.0
+
+
+def outside_addresses():
+    """Of this machine, where it has any, and the wildcard."""
+    found = [each.address for addresses in psutil.net_if_addrs().values() for each in addresses if each.family == socket.AF_INET]
+    return ["0.0.0.0", *(address for address in found if not address.startswith("127."))]
+
+
+def test_it_listens_on_loopback_alone_unless_the_configuration_names_a_cluster(tiny_model, monkeypatch):
+    opened = []
+    monkeypatch.setattr(rank_module.socket, "create_server", lambda place: opened.append(place) or pytest.fail(f"opened {place}"))
+    rank = TrainerRank(config_of(tiny_model), tiny_model, 0, 1)
+    for address in outside_addresses():
+        rule = rf"^cluster\.address: must be the address of a cluster for a process to listen on {address}, got 'local'; say auto"
+        with pytest.raises(ConfigError, match=rule):
+            rank.listen(address)
+        with pytest.raises(ConfigError, match=rule):
+            rank.join(1, address, address)
+    assert opened == []
+
+
+def test_gloo_and_nccl_are_told_the_interface_and_do_not_choose_one(tiny_model, monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "eth7")
+    with one_rank(tiny_model):
+        assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")

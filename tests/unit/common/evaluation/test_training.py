@@ -205,8 +205,8 @@ def end_of(kind: str, number: int) -> Callable[[Event], bool]:
     ("stop", "again"),
     [
         (end_of("round_end", 1), [2, 3]),  # the evaluation of round 0 is not repeated
-        (end_of("update", 2), [2, 3]),
-        (end_of("eval", 2), [2, 3]),  # round 2 is sampled again, so its evaluation is too
+        (end_of("update", 2), [3]),  # round 2 goes on from disk, from the same weights: so its evaluation stands
+        (end_of("eval", 2), [3]),
         (end_of("round_start", 2), [2, 3]),
     ],
 )
@@ -263,7 +263,7 @@ OTHERS = [
     ({"seed": 3}, {}, "eval.seed: "),
     ({"max_problems": 2}, {}, "eval.max_problems: must be what the run's evaluations were made with (None), got 2; "),
     ({"workload": {"size": 9}}, {}, "eval.workload: must be what the run's evaluations were made with (None), got {'size': 9}; "),
-    ({}, {"temperature": 0.5}, "eval.temperature: must be what the run's evaluations were made with (1.0), got 0.5; "),
+    ({"temperature": 0.5}, {}, "eval.temperature: must be what the run's evaluations were made with (1.0), got 0.5; "),
     ({"top_p": 0.5}, {}, "eval.top_p: "),
     ({"max_tokens": 4}, {}, "eval.max_tokens: "),
 ]
