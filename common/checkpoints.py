@@ -8,21 +8,23 @@ A save that is cut off anywhere leaves the one before it as the newest.
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from common.config import Config
+from common.disk import writing
 from common.errors import TrainerDiedError
 from common.protocols import Trainer
+from common.retention import prune_samples
 from common.rundir import RunDir, checkpoint_dir, finished_checkpoints, prune, read_state, write_atomically
 
 
 class Checkpoints:
     """Of one run; at most one save is open at a time."""
 
-    def __init__(self, config: Config, trainer: Trainer, run_dir: RunDir, *, on_saved: Callable[[], None] = lambda: None) -> None:
-        self._config, self._trainer, self._run_dir, self._on_saved = config, trainer, run_dir, on_saved
+    def __init__(self, config: Config, trainer: Trainer, run_dir: RunDir) -> None:
+        self._config, self._trainer, self._run_dir = config, trainer, run_dir
         self._saving: asyncio.Task[None] | None = None
         self.saved_rounds: int | None = None  # in the newest checkpoint; None: there is none
 
@@ -36,7 +38,8 @@ class Checkpoints:
         await self.end()
         directory = checkpoint_dir(self._run_dir, num_rounds)
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        with writing(directory):
+            directory.mkdir(parents=True)
         await self._bounded(self._trainer.save(directory / "trainer"), "save")
         self._saving = asyncio.create_task(self._finish(num_rounds, directory, json.dumps(state)))
 
@@ -46,7 +49,7 @@ class Checkpoints:
         write_atomically(directory / "state.json", state)
         self.saved_rounds = num_rounds
         prune(self._run_dir, self._config.checkpoint.keep)
-        self._on_saved()
+        prune_samples(self._run_dir, self._config.retention, num_rounds)
 
     async def end(self) -> None:
         """Wait for the open save; raises what kept it from being written. Cut off, it leaves the writing going on."""

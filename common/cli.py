@@ -4,9 +4,11 @@ Exit codes: 0 success, 1 a failed run or check, 2 bad input (one line on stderr:
 130 interrupted. Commands live in `common.commands` and are imported when called.
 """
 
+import faulthandler
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -232,6 +234,8 @@ def _config_or_override(config: Path | None, overrides: list[str] | None) -> tup
 def main() -> NoReturn:
     """Run the command line, and leave no process behind."""
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # it ends a run as Ctrl-C does
+    with suppress(RuntimeError, ValueError):  # where stderr is no file
+        faulthandler.register(signal.SIGUSR1, all_threads=False)  # ends nothing; `common.stacks` says why not all threads
     try:
         code = run(sys.argv[1:])
     finally:

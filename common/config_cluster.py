@@ -64,4 +64,4 @@ class SupervisionConfig(Section):
 class RetentionConfig(Section):
     """What stays on disk. Rounds that a resume still needs always stay."""
 
-    groups: StrictInt | None = Field(None, ge=1)  # finished rounds whose samples stay in groups/; None: all
+    groups: StrictInt | None = Field(None, ge=1)  # finished rounds that stay in groups/, evaluations in eval/; None: all

@@ -11,8 +11,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from common.errors import ConfigError, explain
+from common.safe_files import read_text
 
 Model = TypeVar("Model", bound=BaseModel)
+_MAX_VALUES = 100_000  # in one file
+_MAX_DEPTH = 100
+_MAX_DIGITS = 100
+_MAX_PARTS = 16  # of a key a.b.c
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,6 +32,45 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is set twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The scanner takes ever longer with each level, until Python's own limit ends it."""
+        self._depth = getattr(self, "_depth", 0) + 1
+        if self._depth > _MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, "it is nested too deep", self.peek_event().start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Of many digits, or parts in base 60, it takes long to read, and Python refuses to print it."""
+        if len(node.value) > _MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(None, None, "this number is too long", node.start_mark)
+        value: int = super().construct_yaml_int(node)
+        return value
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Aliases share what they stand for; whoever walks or prints the values sees it again at each."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _count_values(node, {})
+        return node
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
+    """With every alias written out. Raises ComposerError beyond `_MAX_VALUES`."""
+    if id(node) not in counts:
+        counts[id(node)] = _MAX_VALUES + 1  # while its parts are counted: a part that is the node itself has no end
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+        counts[id(node)] = 1 + sum(_count_values(part, counts) for part in inner)
+    if counts[id(node)] > _MAX_VALUES:
+        problem = f"its aliases stand for more than {_MAX_VALUES} values"
+        raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+    return counts[id(node)]
 
 
 # What broken YAML raises: dates and numbers that are none are ValueErrors, deep nesting is a RecursionError.
@@ -48,7 +92,7 @@ def _yaml_fault(error: BaseException) -> str:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in `path`; raises ConfigError where it is missing, broken or no mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or _one_line(error)
         raise ConfigError(explain("CONFIG", "must be a readable YAML file", str(path), f"check the path ({cause})")) from error
@@ -65,7 +109,7 @@ def with_overrides(data: dict[str, Any], overrides: list[str] | tuple[str, ...])
     """`data` with each `a.b=value` set; values are YAML."""
     for text in overrides:
         key, sign, raw = text.partition("=")
-        if not sign or not key:
+        if not sign or not key or key.count(".") >= _MAX_PARTS:
             raise ConfigError(explain("override", "must read key=value", text, "for example rounds=4 or training.lr=1e-4"))
         data = _set(data, key.split("."), _scalar(raw, key), key)
     return data

@@ -5,6 +5,7 @@ The listener only counts; drawing happens at most twice a second, whatever the n
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -79,7 +80,8 @@ class LiveDisplay:
             self._line(round_line(metrics, self._progress))
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):  # a terminal that is gone ends no run
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> RenderableType:
         """The panel as it stands now."""

@@ -3,6 +3,9 @@
 Pure core: the standard library alone. One `History` serves all rounds of a run; the policy of each round reads and extends it.
 """
 
+from typing import Any
+
+from common.errors import DataError, explain
 from common.lengths import LengthPredictor
 
 _FORGET = 0.999  # weight of earlier responses with each new one: the load changes
@@ -19,6 +22,14 @@ class StepTime:
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = self._yy = 0.0
+
+    def state(self) -> list[float]:
+        """Its sums; `restore` takes them."""
+        return [self._n, self._x, self._y, self._xx, self._xy, self._yy]
+
+    def restore(self, state: list[float]) -> None:
+        """Exactly as where `state` was called."""
+        self._n, self._x, self._y, self._xx, self._xy, self._yy = map(float, state)
 
     def learn(self, step_s: float, occupancy: float) -> None:
         """One response: seconds per token, and the mean occupancy over its life. Numbers that cannot be are not learned."""
@@ -52,3 +63,31 @@ class History:
         self.step_time = StepTime()
         self.trainer_token_s: float | None = None  # seconds of accumulating one response token
         self.trainer_update_s = 0.0  # seconds of one optimizer step
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain JSON values, for a checkpoint; floats survive JSON exactly.
+
+        Raises UsageError where a prompt or task is named by anything but numbers, strings, None and tuples of them.
+        """
+        return {
+            "lengths": self.lengths.state(),
+            "step_time": self.step_time.state(),
+            "trainer_token_s": self.trainer_token_s,
+            "trainer_update_s": self.trainer_update_s,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Forecast from now on exactly as where `state` was called. Raises DataError; nothing has changed then."""
+        try:
+            lengths, step_time = LengthPredictor(), StepTime()
+            lengths.restore(state["lengths"])
+            step_time.restore(state["step_time"])
+            token_s, update_s = state["trainer_token_s"], float(state["trainer_update_s"])
+            token_s = None if token_s is None else float(token_s)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            rule = f"must be what History.state gave ({type(error).__name__}: {error})"
+            raise DataError(
+                explain("history", rule, str(state)[:60], "remove `history` from state.json: it is learned anew")
+            ) from error
+        self.lengths, self.step_time = lengths, step_time
+        self.trainer_token_s, self.trainer_update_s = token_s, update_s

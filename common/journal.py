@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
+from common.disk import writing
 from common.durable import sync_directory, write_durably
 from common.journal_lines import Entry, Head, seal
 from common.journal_reader import Found, read_journal
@@ -76,7 +77,7 @@ class Journal:
         return read_journal(round_path(self._directory, head.round), head, num_members).is_whole
 
     def group(self, group: Group, problem: Problem) -> None:
-        """One complete group, trainable or filtered."""
+        """One complete group, trainable or filtered. Raises DiskError."""
         self._append({**group_to_json(group, problem.prompt), "problem": problem.problem_id})
         self._num_reports += 1
 
@@ -115,9 +116,10 @@ class Journal:
     def _append(self, row: dict[str, Any]) -> None:
         assert self._file is not None, "no round is open"
         line = memoryview(seal(row))
-        while line:  # a write may take a part of it
-            line = line[self._file.write(line) :]
-        os.fdatasync(self._file.fileno())
+        with writing(self._path):
+            while line:  # a write may take a part of it
+                line = line[self._file.write(line) :]
+            os.fdatasync(self._file.fileno())
 
     def _rewrite(self, head: bytes, entries: Sequence[tuple[Entry, bytes]]) -> None:
         write_durably(self._path, b"".join([head, *(line for _, line in entries)]))
@@ -127,7 +129,7 @@ class Journal:
             self._tell(note)
         if not lines:
             return
-        with (self._directory / REJECTED).open("ab") as file:
+        with writing(self._directory / REJECTED), (self._directory / REJECTED).open("ab") as file:
             for line in lines:
                 file.write(f"# {self._path.name}\n".encode() + line.rstrip(b"\n") + b"\n")
             file.flush()

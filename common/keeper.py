@@ -108,7 +108,7 @@ class Keeper:
         try:
             pause_s = self._budget.spend(part, self._timeline.now(), cause)
         except RunError as error:
-            self._timeline.emit("fault", part=part, detail=f"{error}; it is not started again")
+            self._timeline.emit("fault", part=part, detail=str(error))
             self._pool.give_up(place, str(error))
             return None
         self._timeline.emit("fault", part=part, detail=detail)

@@ -5,6 +5,7 @@ import importlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from common.config import Config
@@ -13,9 +14,11 @@ from common.keeper import Keeper
 from common.prepare import Prepared, room_of
 from common.publish import Publisher
 from common.rewards.verifier import make_verifier
-from common.run import RunParts
+from common.run_parts import RunParts
 from common.rundir import RunDir
+from common.spool_place import spool_place
 from common.timeline import Timeline
+from common.weight_routes import choose_route, make_route
 
 NUM_PROBES = 4  # prompts of a log-prob probe
 
@@ -50,13 +53,25 @@ def ray_running(timeline: Timeline, settings: ClusterConfig) -> Iterator[None]:
 @asynccontextmanager
 async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline) -> AsyncIterator[RunParts]:
     """Engines, trainer ranks and verifier workers, for the time of the block; Ray must run."""
+    with spool_place(config, run_dir.path, prepared.layout) as spool_root:
+        async with _launched(config, prepared, run_dir, timeline, spool_root) as parts:
+            yield parts
+
+
+@asynccontextmanager
+async def _launched(
+    config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, spool_root: Path
+) -> AsyncIterator[RunParts]:
     closing: list[Any] = []  # what has `close`
     publisher = keeper = None
     try:
         timeline.emit("phase", name="starting engines, trainer and verifier")
         placing = importlib.import_module("rolloutpipe_torch.placing").Placing(config)
+        on_gpus = {"trainer_has_gpus": placing.on_gpu("trainer"), "engines_have_gpus": placing.on_gpu("rollout")}
+        route = choose_route(config, **on_gpus)  # before anything is started: it may be refused
         engine, trainer, verifier = await _start_all(config, prepared, run_dir, closing, placing)
-        publisher = _publisher(config, prepared, run_dir, timeline, engine, trainer)
+        engine.route = make_route(route, trainer.ranks)
+        publisher = _publisher(config, prepared, spool_root, timeline, engine, trainer)
         keeper = _keeper(config, prepared, run_dir, timeline, engine, publisher, placing)
         yield RunParts(
             engine=engine,
@@ -77,14 +92,14 @@ async def launched(config: Config, prepared: Prepared, run_dir: RunDir, timeline
             publisher.close()
 
 
-def _publisher(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, engine: Any, trainer: Any) -> Publisher:
+def _publisher(config: Config, prepared: Prepared, spool_root: Path, timeline: Timeline, engine: Any, trainer: Any) -> Publisher:
     prompts = [problem.prompt_ids for problem in prepared.workload.problems[:NUM_PROBES]]
     return Publisher(
         config,
         engines=engine,
         trainer=trainer,
         layout=prepared.layout,
-        spool_root=run_dir.path / "spool",
+        spool_root=spool_root,
         probe_prompts=prompts,
         timeline=timeline,
     )

@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from common.errors import UsageError, explain, is_finite
 
@@ -57,6 +58,16 @@ class _Line:
     def __init__(self) -> None:
         self.n = self.sx = self.sy = self.sxx = self.sxy = self.syy = self.inverse_sizes = 0.0
 
+    def state(self) -> list[float]:
+        return [getattr(self, name) for name in self.__slots__]
+
+    @classmethod
+    def restored(cls, state: list[float]) -> "_Line":
+        line = cls()
+        for name, value in zip(cls.__slots__, state, strict=True):
+            setattr(line, name, float(value))
+        return line
+
     def add(self, x: float, y: float, size: int) -> None:
         self.n, self.inverse_sizes = _faded(self.n, 1.0), _faded(self.inverse_sizes, 1 / size)
         self.sx, self.sy = _faded(self.sx, x), _faded(self.sy, y)
@@ -74,6 +85,27 @@ class _Line:
         around_mean = self.syy - self.sy * self.sy / self.n
         explained = self.slope() * (self.sxy - self.sx * self.sy / self.n)
         return max((around_mean - explained) / max(self.n - 2, 1.0) - member_variance * self.inverse_sizes / self.n, 0.0)
+
+
+def _plain(name: Hashable) -> Any:
+    """A prompt's or task's name in JSON: tuples become lists, which no name can hold."""
+    if isinstance(name, tuple):
+        return [_plain(part) for part in name]
+    if name is None or isinstance(name, str | int | float):
+        return name
+    raise UsageError(explain("prompt or task", "must be made of numbers, strings, None and tuples", name, "use token ids"))
+
+
+def _name(plain: Any) -> Hashable:
+    """The inverse of `_plain`."""
+    if isinstance(plain, dict):
+        raise TypeError("a name must not be a mapping")
+    return tuple(map(_name, plain)) if isinstance(plain, list) else plain
+
+
+def _pair(values: list[float]) -> tuple[float, float]:
+    first, second = values
+    return float(first), float(second)
 
 
 class LengthPredictor:
@@ -113,6 +145,28 @@ class LengthPredictor:
         weight *= _FORGET_VISITS
         total = weight + len(logs)
         self._prompts[prompt] = (total, (weight * before + len(logs) * mean) / total)
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values; `restore` takes them. Raises UsageError for a name that JSON has no value for."""
+        return {
+            "tasks": [[_plain(task), line.state()] for task, line in self._tasks.items()],
+            "all_tasks": self._all_tasks.state(),
+            "prompts": [[_plain(prompt), *visits] for prompt, visits in self._prompts.items()],
+            "within": list(self._within),
+            "parts": list(self._parts),
+            "longest": self.longest,
+            "missed": [list(self._missed[seen]) for seen in (True, False)],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Exactly as where `state` was called."""
+        self._tasks = {_name(task): _Line.restored(line) for task, line in state["tasks"]}
+        self._all_tasks = _Line.restored(state["all_tasks"])
+        self._prompts = {_name(prompt): (float(weight), float(mean)) for prompt, weight, mean in state["prompts"]}
+        self._within = _pair(state["within"])
+        self._parts = deque(map(float, state["parts"]), maxlen=_NUM_PARTS)
+        self.longest = float(state["longest"])
+        self._missed = dict(zip((True, False), map(_pair, state["missed"]), strict=True))
 
     @property
     def member_parts(self) -> list[float]:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from common.disk import writing
 from common.metrics import RoundMetrics
 from common.rundir import write_atomically
 
@@ -34,8 +35,8 @@ class MetricsFile:
 
 
 def append_metrics(path: Path, metrics: RoundMetrics) -> None:
-    """One more line of `metrics.jsonl`."""
-    with path.open("a", encoding="utf-8") as file:
+    """One more line of `metrics.jsonl`. Raises DiskError."""
+    with writing(path), path.open("a", encoding="utf-8") as file:
         file.write(metrics_line(metrics))
 
 

@@ -15,6 +15,7 @@ from common.parity import Update, cut, jax_config, torch_config
 from common.prepare import find_model, prepare
 from common.records import Group
 from common.report.groups import read_groups
+from common.retention import first_kept
 from common.rundir import RunDir
 from common.spool import model_layout
 
@@ -48,6 +49,8 @@ def from_run(run_dir: Path, overrides: list[str], num_updates: int, report: Repo
     if not _has_gradient(updates):
         rule = "must hold groups with a spread of rewards, in groups/"
         raise DataError(explain("RUN_DIR", rule, str(run_dir), "give a run that has finished a round"))
+    if oldest := first_kept(place.groups):
+        report(f"rounds before {oldest} are no longer in groups/ (retention.groups): the comparison begins with round {oldest}")
     check_rooms(config)
     model_dir = find_model(config, report)
     _check_tokens(updates, check_rooms(config, model_dir))

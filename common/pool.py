@@ -19,6 +19,8 @@ from common.errors import DuplicateRequestError, EngineDiedError, EngineError, P
 from common.placement import Placement
 from common.protocols import Engine, Health
 from common.records import Request, Response, Sampling
+from common.weight_routes import FilesRoute, Route
+from common.weight_routes import publish_within as publish_within
 
 OnLoss = Callable[[int, Engine, str, bool], bool]
 
@@ -57,6 +59,7 @@ class Pool:
         self.pending: dict[int, asyncio.Task[Any]] = {}  # engines that are being started, by place: for a keeper
         self.version: int | None = None  # that all replicas serve; None: not known to be one
         self.on_loss: OnLoss = lambda index, engine, cause, is_fault: False  # whether another is on its way
+        self.route: Route = FilesRoute()  # that weights take to all replicas at once
 
     @property
     def replicas(self) -> dict[int, Engine]:
@@ -176,8 +179,7 @@ class Pool:
         """The faults, by place."""
         self._placement.forget_homes()  # prefix caches are reset with the weights
         replicas = self.replicas
-        calls = (publish_within(engine, version, spool, timeout_s) for engine in replicas.values())
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        results = await self.route.deliver(version, spool, list(replicas.values()), timeout_s)
         return {index: result for index, result in zip(replicas, results, strict=True) if isinstance(result, BaseException)}
 
     def lose(self, index: int, cause: str, *, engine: Engine | None = None, is_fault: bool = True) -> None:
@@ -277,13 +279,3 @@ class Pool:
     def _tell(self) -> None:
         for listener in list(self._listeners):
             listener()
-
-
-async def publish_within(engine: Engine, version: int, spool: Path, timeout_s: float | None) -> None:
-    """`engine.publish`, with a deadline. Raises PublishError, EngineError."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await engine.publish(version, spool)
-    except TimeoutError as error:
-        text = f"phase transfer did not end within limits.publish_timeout_s ({timeout_s:g} s)"
-        raise PublishError(text) from error

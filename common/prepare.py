@@ -5,7 +5,6 @@ Heavy packages are imported inside functions, so that a broken configuration is 
 
 import asyncio
 import importlib
-import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from typing import Any
 from common.config import Config
 from common.errors import ConfigError, DataError, explain
 from common.evaluation.problems import evaluation_length, load_evaluation
+from common.model_files import model_config
 from common.rewards.verifier import make_verifier
+from common.safe_files import whole_number
 from common.spool import TensorLayout, model_layout
 from common.workloads.load import Workload, load_problems, read_rows
 from common.workloads.prompts import load_tokenizer
@@ -143,12 +144,13 @@ def find_model(config: Config, report: Callable[[str], None] = lambda line: None
 
 
 def context_length(model_dir: Path) -> int:
-    """Tokens that the model can attend to."""
+    """Tokens that the model can attend to. Raises DataError."""
     try:
-        data = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-        return int(data["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        rule = "must hold a config.json with max_position_embeddings"
+        return whole_number(model_config(model_dir), "max_position_embeddings", 1, 2**40)
+    except DataError:  # a ValueError too, and it says better what is wrong
+        raise
+    except ValueError as error:
+        rule = f"must hold a config.json in which {error}"
         raise DataError(explain("model.path", rule, str(model_dir), "copy the model's config.json again")) from error
 
 

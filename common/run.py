@@ -12,62 +12,30 @@ no engine, so its weights are not sent to them. The last version is exported and
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from common.checkpoints import Checkpoints
 from common.config import Config
+from common.disk import writing
 from common.errors import DataError, RunError, TrainerDiedError, explain
 from common.evaluation.evaluator import EvalParts, Evaluator
 from common.evaluation.training import TrainingEvals
 from common.history import History
 from common.journal import Journal, Recorded, problems_hash
 from common.journal_lines import Entry, Head
-from common.metrics import RoundCollector, RoundMetrics
+from common.metrics import RoundCollector
 from common.metrics_file import MetricsFile
-from common.protocols import Engine, Problem, Trainer, Verifier
-from common.publish import Publisher
+from common.protocols import Problem
 from common.recorded import misfit
+from common.records import Group
 from common.report.groups import round_path
 from common.requests import group_requests
 from common.restarts import RestartBudget
 from common.rollout_side import Parts
 from common.round import Round
+from common.run_parts import RunParts, RunResult
 from common.rundir import RunDir, check_same_problems, write_atomically
-from common.timeline import Timeline
-from common.workloads.load import Workload
 from common.workloads.sampler import PromptSampler
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunParts:
-    """What a run works with; made and closed by `common.launch`."""
-
-    engine: Engine
-    trainer: Trainer
-    verifier: Verifier
-    publisher: Publisher
-    decode: Callable[[Any], str]
-    workload: Workload
-    eval_problems: Sequence[Problem] = ()
-    timeline: Timeline
-    model_dir: Path  # of the starting weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """What a run gave; also `result.json`."""
-
-    schedule: str
-    rounds: list[RoundMetrics]
-    weight_version: int
-    final_weights_sha256: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "rounds": [metrics.to_json() for metrics in self.rounds]}
 
 
 class Run:
@@ -109,6 +77,7 @@ class Run:
         finally:
             self._journal.close()
             self._evals.close()
+        self._parts.timeline.check()
         result = RunResult(
             schedule=self._config.schedule,
             rounds=self._metrics.rounds,
@@ -138,6 +107,7 @@ class Run:
         while self._round < self._config.rounds and (problems := self._draw(self._sampler)):
             await self._run_round(problems)
             self._round += 1
+            self._parts.timeline.check()
             if self._checkpoints.is_done:
                 await self._checkpoints.end()  # where it failed, no further round is sampled
             if self._config.checkpoint.every and self._round % self._config.checkpoint.every == 0:
@@ -182,7 +152,7 @@ class Run:
             verifier=parts.verifier,
             decode=parts.decode,
             timeline=parts.timeline,
-            on_group=journal.group,
+            on_group=self._store,
             on_drop=journal.drop,
             on_rollout_end=journal.end,
             recorded=recorded.entries,
@@ -214,6 +184,10 @@ class Run:
     def _refill(self) -> Problem | None:
         index = self._sampler.draw_extra()
         return None if index is None else self._parts.workload.problems[index]
+
+    def _store(self, group: Group, problem: Problem) -> None:
+        self._parts.timeline.check()  # what could not be recorded must not be trained
+        self._journal.group(group, problem)
 
     def _reject(self, entry: Entry, why: str) -> None:
         """A recorded group does not fit its round. Where engines were left out of account, the journal has lied."""
@@ -265,6 +239,7 @@ class Run:
             "version": self._version,
             "sampler": self._sampler.state(),
             "workload": self._parts.workload.content_hash,
+            "history": self._history.state(),
         }
         await self._checkpoints.save(self._round, state)
 
@@ -283,6 +258,8 @@ class Run:
             check_same_problems(state, self._parts.workload.content_hash)
             self._begin_at(state["round"], state["version"])
             self._sampler.restore(state["sampler"])
+            if "history" in state:  # older checkpoints have none: it is learned anew
+                self._history.restore(state["history"])
         else:
             self._begin_at(0, 0)
         self._evals.restore()
@@ -301,7 +278,8 @@ class Run:
         partial = self._run_dir.path / ".model.partial"
         shutil.rmtree(partial, ignore_errors=True)
         keep = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")
-        shutil.copytree(self._parts.model_dir, partial, ignore=keep)
-        self._parts.publisher.write_model(partial)
-        shutil.rmtree(self._run_dir.model, ignore_errors=True)
-        partial.rename(self._run_dir.model)
+        with writing(self._run_dir.model):
+            shutil.copytree(self._parts.model_dir, partial, ignore=keep)
+            self._parts.publisher.write_model(partial)
+            shutil.rmtree(self._run_dir.model, ignore_errors=True)
+            partial.rename(self._run_dir.model)

@@ -16,7 +16,8 @@ import yaml
 
 from common.config import Config
 from common.durable import write_durably
-from common.errors import ConfigError, DataError, explain
+from common.errors import MAX_COUNT, ConfigError, DataError, DiskError, explain
+from common.safe_files import read_json, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def create(run_dir: RunDir, config: Config, start: Mapping[str, str] = MappingPr
         run_dir.logs.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir.start, json.dumps(dict(start)))
         write_config(run_dir, config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DiskError) as error:
         if not existed:
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise _bad_place(run_dir.path, getattr(error, "strerror", None) or error) from error
@@ -152,7 +153,8 @@ def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:
 
 def finished_checkpoints(run_dir: RunDir) -> list[Path]:
     """Oldest first; `state.json` is written last, so one without it was not finished."""
-    return sorted(path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
+    found = (path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
+    return sorted(found, key=lambda path: (len(path.name), path.name))  # round-100000 comes after round-99999
 
 
 def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:
@@ -173,7 +175,7 @@ START_RULES = {
 def check_same_start(run_dir: RunDir, start: Mapping[str, str]) -> None:
     """Raises DataError where a run that is resumed would start from other problems, or another model. Older runs may not say."""
     try:
-        before = json.loads(run_dir.start.read_text(encoding="utf-8")) if run_dir.start.exists() else {}
+        before = read_json(run_dir.start) if run_dir.start.exists() else {}
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable start.json", str(run_dir.path), "start a new run")) from error
     for field, (rule, remedy) in START_RULES.items():
@@ -191,8 +193,10 @@ def check_same_problems(state: dict[str, Any], content_hash: str) -> None:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What the run, not the trainer, needs to go on."""
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or not {"round", "version", "sampler", "workload"} <= state.keys():
+        state = read_json(checkpoint / "state.json")
+        whole_number(state, "round", 1, MAX_COUNT)
+        whole_number(state, "version", 0, MAX_COUNT)
+        if not {"sampler", "workload"} <= state.keys():
             raise ValueError("parts are missing")
     except (OSError, ValueError) as error:
         raise DataError(explain("--resume", "needs a readable state.json", str(checkpoint), "remove this checkpoint")) from error

@@ -39,9 +39,14 @@ round. The `run_start` of a simulated run has `is_simulated: true`. Figures of a
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
+from common.disk import writing
+from common.errors import DiskError
+
+_BLOCK = 1 << 16
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
 
@@ -55,40 +60,80 @@ class Timeline:
         self._start = clock() - offset_s
         if path is not None:
             _cut_torn_line(path)
+        self._path = path
         self._file: IO[str] | None = path.open("a", encoding="utf-8") if path else None
         self._listeners: list[Listener] = []
+        self._is_told = False
+        self.describe: Callable[[], str] | None = None  # of the round that goes on: who waits for whom
+        self.fault: DiskError | None = None  # the first of writing, here or in a listener
 
     def now(self) -> float:
         """Seconds since the start of the run."""
         return self._clock() - self._start
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each later event; it must be quick and must not raise. Returns the call that ends it."""
+        """Call `listener` with each later event; it must be quick. Returns the call that ends it.
+
+        One that raises DiskError is not called again: see `check`. It must not raise anything else.
+        """
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def emit(self, kind: str, **fields: Any) -> Event:
-        """Record one event at the present time."""
+        """Record one event at the present time. A disk that cannot be written never raises here: see `check`."""
         event = {"t": round(self.now(), 6), "kind": kind, **fields}
         if self._file is not None:
-            self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
-            if kind in _FLUSHED:
-                self._file.flush()
-        for listener in self._listeners:
-            listener(event)
+            try:
+                with writing(self._path):
+                    self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+                    if kind in _FLUSHED:
+                        self._file.flush()
+            except DiskError as error:
+                self._stop(error)
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except DiskError as error:
+                self.fault = self.fault or error
+                self._listeners.remove(listener)
         return event
 
+    def check(self) -> None:
+        """Raises DiskError where an event, or what a listener makes of them, could not be written: the run must end.
+
+        Events come from places that must not fail, such as clean-up; so the run asks, at moments that may.
+        """
+        if self.fault is not None:
+            self._is_told = True
+            raise DiskError(str(self.fault)) from self.fault
+
+    def _stop(self, error: DiskError) -> None:
+        """Nothing more is written: a line after a torn one would make two unreadable."""
+        self.fault = self.fault or error
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
     def close(self) -> None:
-        """Idempotent; later events reach the listeners only."""
+        """Idempotent; later events reach the listeners only. A disk that cannot be written is told by `check`."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            try:
+                with writing(self._path):
+                    self._file.flush()
+            except DiskError as error:
+                self._stop(error)
+            else:
+                self._file.close()
+                self._file = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        if kind is None and not self._is_told:
+            self.check()
 
 
 def group_number(group: str) -> int:
@@ -129,5 +174,15 @@ def read_timeline(path: Path) -> Iterator[Event]:
 
 def _cut_torn_line(path: Path) -> None:
     """What a killed run wrote of its last event must not stand in front of a resumed run's first."""
-    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
-        path.write_bytes(text[: text.rfind(b"\n") + 1])
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = place = file.seek(0, 2)
+        while place > 0:  # a block at a time: a long run's timeline does not fit into memory
+            place = max(place - _BLOCK, 0)
+            file.seek(place)
+            if (newline := file.read(_BLOCK).rfind(b"\n")) >= 0:
+                place += newline + 1
+                break
+        if place < end:
+            file.truncate(place)

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 from common.batching import Plan, Row, rows_of
 from common.config import Config
-from common.errors import ConfigError, DataError, TrainerError, UsageError, explain
+from common.disk import writing
+from common.errors import ConfigError, TrainerError, UsageError, explain
 from common.grpo import LossRules, group_advantages, rewards_with_k1
 from common.records import Group, UpdateResult
 from common.schedule import learning_rate
-
-_STATE = "state.json"
+from common.trainer_metrics import merge_sums, update_metrics
+from common.trainer_save import OpenSave, finish_save, read_trainer_state
 
 
 class RankSet(Protocol):
@@ -62,15 +63,6 @@ class _OpenUpdate:
     is_torn: bool = False  # a call was cancelled within: the ranks may have added what is not counted here
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenSave:
-    """A save whose state the ranks hold, but may not have written yet."""
-
-    directory: Path
-    partial: Path
-    state: str
-
-
 class GroupTrainer:
     """A `common.protocols.Trainer` over `ranks`. `plan` cuts rows of these lengths into each rank's micro-batches.
 
@@ -88,8 +80,13 @@ class GroupTrainer:
         self._rules = LossRules.from_config(config)
         self._update: _OpenUpdate | None = None
         self._optimizer_step = 0
-        self._open_save: _OpenSave | None = None
+        self._open_save: OpenSave | None = None
         self._saving = asyncio.Lock()
+
+    @property
+    def ranks(self) -> RankSet:
+        """For what is no part of an update: the way that weights take to the engines (`common.weight_routes`)."""
+        return self._ranks
 
     async def begin_round(self) -> None:
         """Note that a round starts, and keep its weights where they will be needed after its first update."""
@@ -135,7 +132,7 @@ class GroupTrainer:
         has_loss = update.num_tokens > 0
         self._update = None
         results = await self._ranks.call("finish_update", update.denominator if has_loss else 0, lr)
-        grad_norm, sums = results[0][0], _merge([sums for _, sums in results])
+        grad_norm, sums = results[0][0], merge_sums([sums for _, sums in results])
         if not grad_norm < float("inf"):
             raise TrainerError(
                 f"gradient norm of optimizer step {self._optimizer_step + 1} is {grad_norm}; nothing was stepped: "
@@ -149,7 +146,7 @@ class GroupTrainer:
             grad_norm=grad_norm,
             num_groups=update.num_groups,
             num_tokens=update.num_tokens,
-            metrics={"lr": lr, "denominator": float(update.denominator), **_metrics(sums, update)},
+            metrics={"lr": lr, "denominator": float(update.denominator), **update_metrics(sums, update.kl_sum, update.kl_tokens)},
         )
 
     async def abort_update(self) -> None:
@@ -179,10 +176,11 @@ class GroupTrainer:
             raise UsageError(explain("save", "must be given a new directory", str(directory), "choose another name"))
         partial = directory.absolute().with_name(f"{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
-        partial.mkdir(parents=True)
+        with writing(partial):
+            partial.mkdir(parents=True)
         await self._ranks.call("save", partial)
         state = {"optimizer_step": self._optimizer_step, "num_ranks": self._config.training.ranks}
-        self._open_save = _OpenSave(directory.absolute(), partial, json.dumps(state))
+        self._open_save = OpenSave(directory.absolute(), partial, json.dumps(state))
 
     async def saved(self) -> None:
         """Wait until the last save is durable; without an open one, nothing. Cut off, it leaves the save open."""
@@ -191,8 +189,8 @@ class GroupTrainer:
                 return
             try:
                 await self._ranks.call_in_background("saved")
-                (save.partial / _STATE).write_text(save.state, encoding="utf-8")
-                save.partial.rename(save.directory)
+                with writing(save.directory):
+                    await asyncio.to_thread(finish_save, save)
             except Exception:
                 self._open_save = None  # told once; the next save starts anew
                 raise
@@ -204,7 +202,7 @@ class GroupTrainer:
         Raises DataError; where it comes from a rank, the trainer's state is undefined and it must be closed.
         """
         self._need_no_update("restore")
-        state = _read_state(directory)
+        state = read_trainer_state(directory)
         await self._ranks.call("restore", directory.absolute(), state["num_ranks"], state["optimizer_step"])
         self._optimizer_step = state["optimizer_step"]
 
@@ -275,48 +273,8 @@ def check_advantages(config: Config) -> None:
         raise ConfigError(explain("advantage_std", rule, "batch", "use advantage_std=group"))
 
 
-def _read_state(directory: Path) -> dict[str, int]:
-    try:
-        state = json.loads((directory / _STATE).read_text(encoding="utf-8"))
-        return {name: int(state[name]) for name in ("optimizer_step", "num_ranks")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = f"resume from an older checkpoint ({type(error).__name__}: {' '.join(str(error).split())})"
-        raise DataError(explain("checkpoint", "must be a directory that save wrote", str(directory), remedy)) from error
-
-
 def _bare_row(prompt: Sequence[int], response: Sequence[int]) -> Row:
     """A row to be scored, not trained."""
     if not prompt:
         raise UsageError(explain("logprobs", "needs a prompt of at least one token", prompt, "start prompts with a BOS token"))
     return Row(tuple(prompt), tuple(response), (0.0,) * len(response), 0.0, False, False)
-
-
-def _merge(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Sums over ranks, in rank order; maxima stay maxima."""
-    names = list(dict.fromkeys(name for part in parts for name in part))
-    return {name: (max if name.endswith("_max") else sum)(part.get(name, 0.0) for part in parts) for name in names}
-
-
-def _metrics(sums: dict[str, float], update: _OpenUpdate) -> dict[str, float]:
-    """Means from sums: over all response tokens, or over those with a loss."""
-    tokens, trained = max(1.0, sums.get("tokens", 0.0)), max(1.0, sums.get("trained_tokens", 0.0))
-    metrics: dict[str, Any] = {
-        "tokens": sums.get("tokens", 0.0),
-        "cpu_s": sums.get("cpu_s", 0.0),  # of all ranks, since the last update
-        "logprob_gap_max": sums.get("gap_max", 0.0),
-        "logprob_gap_mean": sums.get("gap_sum", 0.0) / tokens,
-        "kl_sampler": sums.get("kl_sampler_sum", 0.0) / tokens,
-        "entropy": sums.get("entropy_sum", 0.0) / tokens,
-        "ratio_mean": sums.get("ratio_sum", 0.0) / trained,
-        "clip_fraction": sums.get("clipped_sum", 0.0) / trained,
-    }
-    if "compilations" in sums:
-        metrics["compilations"] = sums["compilations"]  # of all processes, since the last update
-    if "weight_sum" in sums:
-        metrics["importance_mean"] = sums["weight_sum"] / trained
-        metrics["importance_capped"] = sums["weight_capped_sum"] / trained
-    if "kl_ref_sum" in sums:
-        metrics["kl_ref"] = sums["kl_ref_sum"] / trained
-    elif update.kl_tokens:
-        metrics["kl_ref"] = update.kl_sum / update.kl_tokens
-    return metrics

@@ -19,6 +19,7 @@ class Watchdog:
     def __init__(self, stall_s: float, *, index: int, engine: Engine, timeline: Timeline, describe: Callable[[], str]) -> None:
         self._stall_s, self._index, self._engine, self._timeline, self._describe = stall_s, index, engine, timeline, describe
         self._last_s = timeline.now()
+        self._late_s = 0.0  # of the last look
 
     def _notice(self, event: Event) -> None:
         if event["kind"] not in _SILENT:
@@ -28,19 +29,25 @@ class Watchdog:
         """Until cancelled."""
         unlisten = self._timeline.listen(self._notice)
         told_s = self._last_s
+        self._timeline.describe = self._describe
         try:
             while True:
                 since = max(self._last_s, told_s)
-                await asyncio.sleep(max(since + self._stall_s - self._timeline.now(), 0.01))
+                due_s = max(since + self._stall_s, self._timeline.now() + 0.01)
+                await asyncio.sleep(due_s - self._timeline.now())
+                self._late_s = self._timeline.now() - due_s
                 if self._timeline.now() - max(self._last_s, told_s) >= self._stall_s:
                     told_s = self._timeline.now()
                     await self._tell()
         finally:
+            self._timeline.describe = None
             unlisten()
 
     async def _tell(self) -> None:
         quiet_s = self._timeline.now() - self._last_s
-        message = f"nothing happened for {quiet_s:.0f} s; {self._describe()}; engines: {await self._engines()}"
+        # After a suspend all deadlines have passed at once: that is not the fault of those who wait.
+        still = f" (this process stood still for {self._late_s:.0f} s of them)" if self._late_s >= self._stall_s else ""
+        message = f"nothing happened for {quiet_s:.0f} s{still}; {self._describe()}; engines: {await self._engines()}"
         self._timeline.emit("stall", round=self._index, message=message)
 
     async def _engines(self) -> str:

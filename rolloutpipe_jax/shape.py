@@ -3,12 +3,12 @@
 Three families differ in two places only, biases and the norm of queries and keys; all else is sizes.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, DataError, explain
+from common.safe_files import read_json
 
 FAMILIES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 _COPY = "copy the model's config.json again"
@@ -66,7 +66,7 @@ def read_shape(model_dir: Path) -> ModelShape:
     """The shape that a model directory's config.json gives. Raises DataError."""
     file = model_dir / "config.json"
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(file)
         architecture = (data.get("architectures") or ["none"])[0]
         if architecture not in FAMILIES:
             remedy = f"use one of {', '.join(FAMILIES)}, or trainer=torch"

@@ -15,14 +15,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from common.durable import sync_file
 from common.errors import DataError, explain
+from common.safe_files import check_tensor_file, file_inside
 from rolloutpipe_torch.optimizer import MOMENTS, ShardedAdamW
 
 
 def save_shard(directory: Path, optimizer: ShardedAdamW, rank: int, num_ranks: int) -> None:
-    """Write this rank's file."""
+    """Write this rank's file; it is on the disk for good when this returns."""
     tensors = {f"{kind}/{name}": tensor.detach().cpu().contiguous() for kind, name, tensor in _tensors(optimizer)}
-    save_file(tensors, str(_file(directory, rank, num_ranks)))
+    file = _file(directory, rank, num_ranks)
+    save_file(tensors, str(file))
+    sync_file(file)
 
 
 @torch.no_grad()
@@ -31,12 +35,13 @@ def load_shard(directory: Path, optimizer: ShardedAdamW, rank: int, num_ranks: i
     for saved in range(saved_ranks):
         path = _file(directory, saved, saved_ranks)
         try:
+            check_tensor_file(file_inside(directory, path.name))
             with safe_open(str(path), framework="pt") as file:
                 for kind, name, tensor in _tensors(optimizer):
                     _copy_rows(
                         file.get_slice(f"{kind}/{name}"), tensor, optimizer.params[name], (rank, num_ranks), (saved, saved_ranks)
                     )
-        except (SafetensorError, OSError, RuntimeError) as error:
+        except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             remedy = f"resume from an older checkpoint ({' '.join(str(error).split())})"
             raise DataError(explain("checkpoint", "must hold the trainer state of this model", str(path), remedy)) from error
 

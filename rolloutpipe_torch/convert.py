@@ -7,6 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from common.errors import DataError, explain
+from common.safe_files import check_tensor_file, file_inside
 from common.spool import SpoolWriter, TensorLayout, model_layout, write_safetensors
 from rolloutpipe_torch.weights import to_bytes
 
@@ -38,12 +39,15 @@ def convert(source: Path, target: Path, *, like: Path) -> None:
 def _tensor(source: Path, name: str, layout: TensorLayout) -> torch.Tensor:
     """The rows of all ranks, one below the other."""
     files = sorted(source.glob("rank-*.safetensors"))
-    if len(files) != (num_ranks := int(files[0].stem.rpartition("-")[2])):
+    text = files[0].stem.rpartition("-")[2]
+    num_ranks = int(text[:9]) if text.isdecimal() else 0
+    if len(files) != num_ranks:
         rule = f"must hold the files of all {num_ranks} ranks"
         raise DataError(explain("checkpoint", rule, f"{len(files)} files", f"copy {source} again"))
     try:
         parts = []
         for file in files:
+            check_tensor_file(file_inside(source, file.name))
             with safe_open(str(file), framework="pt") as tensors:
                 parts.append(tensors.get_tensor(f"weight/{name}"))
         whole = torch.cat(parts)

@@ -10,6 +10,7 @@ micro-batches come in a list, as a process may drive several ranks; here it driv
 import os
 import socket
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -32,6 +33,7 @@ from rolloutpipe_torch.loss import Sums, TokenLogprobs, add_sums, loss_sum
 from rolloutpipe_torch.model import Policy, load_policy
 from rolloutpipe_torch.optimizer import ShardedAdamW
 from rolloutpipe_torch.parallelize import full, parallelize, reshard
+from rolloutpipe_torch.sender import WeightSender
 from rolloutpipe_torch.weights import export_weights
 
 MicroBatches = list[list[Row]]  # an empty one is a pass of weight zero
@@ -67,6 +69,7 @@ class TrainerRank:
         Raises DataError for a model that cannot be loaded, ConfigError as `listen`.
         """
         check_listen(self._config.cluster, address)
+        self._address = address
         training = self._config.training
         # Both would choose for themselves, and listen where nobody asked them to.
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
@@ -84,6 +87,7 @@ class TrainerRank:
         self._layout = model_layout(self._model_dir)
         self._policy = self._load()
         self._optimizer = ShardedAdamW(self._policy, training)
+        self._sender = WeightSender(self._optimizer.params, self._layout, self._rank)
         # Frozen, but in float32 as the policy, so that both round alike and the penalty starts at exactly 0.
         self._reference = self._load().requires_grad_(False) if training.kl is not None else None
 
@@ -150,6 +154,7 @@ class TrainerRank:
             self._optimizer.zero_grad()
             grad_norm = 0.0
         else:
+            self._sender.version = None  # of other weights from now on
             grad_norm = self._optimizer.step(lr, denominator, self._config.training.max_grad_norm)
         now_s = time.process_time()
         sums["cpu_s"], self._cpu_mark_s = now_s - self._cpu_mark_s, now_s
@@ -176,6 +181,23 @@ class TrainerRank:
     def export_weights(self, spool: Path, version: int) -> None:
         """Stream the weights into `spool`; rank 0 writes."""
         export_weights(spool, version, self._optimizer.params, self._layout, self._rank)
+        self._sender.version = version
+
+    def weight_group(self, version: int, tensors: Sequence[tuple[str, str, list[int]]]) -> tuple[str, str]:
+        """As `WeightSender.weight_group`."""
+        return self._sender.weight_group(version, tensors)
+
+    def meet_engines(self, group: str, world_size: int) -> tuple[str, int]:
+        """Where rank 0 and the engines' workers will meet: (host, port)."""
+        return self._sender.meet(group, self._address, world_size)
+
+    def join_engines(self) -> None:
+        """Meet them. In the background: where one does not come, the ranks go on."""
+        self._sender.join()
+
+    def send_weights(self) -> None:
+        """Send the weights to the engines that rank 0 has met."""
+        self._sender.send()
 
     def save(self, directory: Path) -> None:
         """Write this rank's share into `directory`."""
@@ -188,6 +210,7 @@ class TrainerRank:
         """Read this rank's share, whoever wrote it."""
         load_shard(directory, self._optimizer, self._rank, self._num_ranks, saved_ranks)
         self._optimizer.resume(num_steps)
+        self._sender.version = None
         self.abort_update()
 
     def gradients(self) -> dict[str, np.ndarray]:

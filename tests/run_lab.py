@@ -14,7 +14,8 @@ from common.errors import InputError, RolloutPipeError
 from common.protocols import Engine
 from common.publish import Publisher
 from common.report.groups import read_groups
-from common.run import Run, RunParts, RunResult
+from common.run import Run
+from common.run_parts import RunParts, RunResult
 from common.rundir import RunDir, create
 from common.testing import FakeEngine, FakeVerifier, make_problems, run_virtual
 from common.testing.fakes import FAKE_LAYOUT

@@ -13,7 +13,7 @@ from common.config import Config
 from common.config_errors import validate
 from common.metrics import RoundMetrics, summarize
 from common.report.compare import write_compare_report
-from common.run import RunResult
+from common.run_parts import RunResult
 from common.rundir import RunDir, plan_run_dir, write_atomically
 
 FIGURES = (

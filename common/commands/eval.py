@@ -71,7 +71,9 @@ def _record(config: Config, prepared: PreparedEval, places: _Places, console: Co
         try:
             model = _model(prepared.located, places, timeline)
             with ray_running(timeline, config.cluster):
-                return asyncio.run(_run(config, prepared, model, places, timeline))
+                evaluation = asyncio.run(_run(config, prepared, model, places, timeline))
+            timeline.check()
+            return evaluation
         except (KeyboardInterrupt, asyncio.CancelledError):
             raise KeyboardInterrupt from None
         except Exception as error:

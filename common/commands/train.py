@@ -3,22 +3,25 @@
 import asyncio
 import json
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from rich.console import Console
 
 from common.config import Config, load_config
+from common.disk import stopped
 from common.display import LiveDisplay, final_table
-from common.errors import ConfigError, DataError, InputError, RolloutPipeError, RunError, explain
+from common.errors import ConfigError, DataError, DiskError, InputError, RolloutPipeError, RunError, explain
 from common.evaluation.training import check_same_evaluations
 from common.launch import check_cluster, launched, ray_running
 from common.prepare import Prepared, prepare
 from common.report.html import write_report
 from common.report.tensorboard import TensorboardListener
 from common.report.trace import write_trace
-from common.run import Run, RunResult
+from common.resume import check_same_run, model_identity
+from common.run import Run
+from common.run_parts import RunResult
 from common.rundir import (
     RunDir,
     check_same_start,
@@ -30,9 +33,8 @@ from common.rundir import (
     write_atomically,
     write_config,
 )
+from common.stacks import stack_dumps
 from common.timeline import Timeline, read_timeline
-
-FIXED = ("seed", "model", "workload", "trainer", "groups_per_round", "responses_per_group", "groups_per_update")
 
 
 def resolve(config_path: Path | None, overrides: list[str], resume: Path | None) -> tuple[Config, RunDir]:
@@ -49,10 +51,7 @@ def resolve(config_path: Path | None, overrides: list[str], resume: Path | None)
         )
     before = load_config(run_dir.config)
     config = load_config(config_path or run_dir.config, overrides)
-    for field in FIXED:
-        if getattr(config, field) != getattr(before, field):
-            rule = f"must be what the run was started with ({_plain(getattr(before, field))})"
-            raise ConfigError(explain(field, rule, _plain(getattr(config, field)), "leave it out, or start a new run"))
+    check_same_run(config, before, run_dir)
     if config.run_dir is not None and config.run_dir != before.run_dir and Path(config.run_dir).resolve() != resume.resolve():
         raise ConfigError(explain("run_dir", f"must be the run to resume ({resume})", config.run_dir, "leave it out"))
     check_same_evaluations(config, before, run_dir)
@@ -72,15 +71,11 @@ def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
         raise DataError(explain("--resume", "needs a readable result.json", str(run_dir.path), "remove that file")) from error
 
 
-def _plain(value: object) -> object:
-    return value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value
-
-
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
     check_cluster(config.cluster)
     prepared = prepare(config, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
-    start = {"workload": prepared.workload.content_hash}
+    start = {"workload": prepared.workload.content_hash, "model": model_identity(prepared.model_dir)}
     if resume:
         check_same_start(run_dir, start)
     else:
@@ -90,13 +85,20 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
             write_config(run_dir, config)
         try:
             result = _record(config, prepared, run_dir, console, resume)
-        finally:
-            if run_dir.timeline.exists():
-                write_trace(run_dir.path)
-                write_report(run_dir.path)
+        except BaseException:
+            with suppress(DiskError):  # the run's own error is to be told
+                _write_reports(run_dir)
+            raise
+        _write_reports(run_dir)
     console.print(final_table(result.rounds, run_dir.path))
     console.print(f"report: {run_dir.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     return result
+
+
+def _write_reports(run_dir: RunDir) -> None:
+    if run_dir.timeline.exists():
+        write_trace(run_dir.path)
+        write_report(run_dir.path)
 
 
 def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
@@ -106,7 +108,7 @@ def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Consol
         tensorboard = TensorboardListener(timeline, run_dir.tensorboard)
         status, detail = "failed", ""
         try:
-            with LiveDisplay(timeline, console):
+            with LiveDisplay(timeline, console), stack_dumps(run_dir, timeline, console):
                 _emit_start(config, timeline)
                 # Outside the event loop: there Ctrl-C would wait until Ray has started.
                 with ray_running(timeline, config.cluster):
@@ -118,10 +120,12 @@ def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Consol
             raise KeyboardInterrupt from None
         except Exception as error:
             detail = " ".join(str(error).split())
-            raise told(error, run_dir) from error
+            failure = told(error, run_dir)
+            raise stopped(error, run_dir.path) or failure from error
         finally:
             timeline.emit("run_end", status=status, detail=detail)
-            tensorboard.close()
+            with suppress(DiskError):  # `timeline.check` has told it
+                tensorboard.close()
 
 
 async def _run(config: Config, prepared: Prepared, run_dir: RunDir, timeline: Timeline, resume: bool) -> RunResult:
@@ -151,7 +155,8 @@ def _last_event_s(run_dir: RunDir) -> float:
 def told(error: Exception, run_dir: RunDir) -> Exception:
     """The same error with the place of the logs; its traceback goes there, not to the terminal."""
     log = run_dir.logs / "driver.log"
-    write_atomically(log, "".join(traceback.format_exception(error)))
+    with suppress(DiskError):  # that the disk is full may be the very thing to tell
+        write_atomically(log, "".join(traceback.format_exception(error)))
     if isinstance(error, InputError):
         return error
     text = str(error) if isinstance(error, RolloutPipeError) else f"{type(error).__name__}: {error}"

@@ -10,7 +10,6 @@
 """
 
 import importlib
-import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from common.config import Config, load_config
 from common.errors import DataError, explain
 from common.prepare import find_model
 from common.rundir import RunDir, finished_checkpoints
+from common.safe_files import read_json
 from common.spool import model_layout
 
 _FORMS = (
@@ -119,7 +119,7 @@ def _state(path: Path) -> tuple[Literal["torch", "orbax"], Path] | None:
 def _version(path: Path) -> int:
     """Of a run's `result.json`, or of a checkpoint's `state.json`."""
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = read_json(path)
         return int(state.get("weight_version", state.get("version", 0)))
     except (OSError, ValueError, TypeError, AttributeError):
         return 0

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.config import Config
+from common.disk import writing
 from common.errors import ConfigError, explain
 from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator, settings_of
 from common.protocols import Problem
@@ -87,7 +88,7 @@ class TrainingEvals:
 
     def _note(self, evaluation: Evaluation) -> None:
         self._done.append(evaluation.to_json())
-        with self._run_dir.evals.open("a", encoding="utf-8") as file:
+        with writing(self._run_dir.evals), self._run_dir.evals.open("a", encoding="utf-8") as file:
             file.write(_line(self._done[-1]))
 
 

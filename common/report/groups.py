@@ -8,10 +8,12 @@ reader forgives a torn last line, which a killed run may leave.
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
+from common.disk import writing
 from common.errors import DataError, explain
 from common.records import FinishReason, Group, Reason, Request, Response, Sample, Times, Verdict
 
@@ -136,12 +138,14 @@ class GroupWriter:
         self._file: IO[str] | None = None
 
     def write(self, round_number: int, group: Group, *, prompt: str) -> None:
-        """Append one materialized group of this round."""
-        if round_number != self._round or self._file is None:
-            self._open(round_number)
-        assert self._file is not None
-        self._file.write(json.dumps(group_to_json(group, prompt), separators=(",", ":"), allow_nan=False) + "\n")
-        self._file.flush()
+        """Append one materialized group of this round. Raises DiskError."""
+        line = json.dumps(group_to_json(group, prompt), separators=(",", ":"), allow_nan=False) + "\n"
+        with writing(round_path(self._directory, round_number)):
+            if round_number != self._round or self._file is None:
+                self._open(round_number)
+            assert self._file is not None
+            self._file.write(line)
+            self._file.flush()
 
     def _open(self, round_number: int) -> None:
         self.close()
@@ -153,9 +157,10 @@ class GroupWriter:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # told when the line was written
+                file.close()
 
     def __enter__(self) -> Self:
         return self

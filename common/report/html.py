@@ -13,6 +13,7 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from common.disk import writing
 from common.figures import seconds
 from common.metrics import RoundMetrics, collect_rounds
 from common.report import gantt, summary
@@ -97,8 +98,9 @@ def write_page(path: Path, template: str, context: dict[str, Any], data: dict[st
         data=Markup(script_json(data)),
     )
     draft = path.with_suffix(".html.tmp")
-    draft.write_text(text, encoding="utf-8", errors="replace")
-    draft.replace(path)
+    with writing(path):
+        draft.write_text(text, encoding="utf-8", errors="replace")
+        draft.replace(path)
     return path
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from common.metrics import RoundMetrics
 from common.report.gantt import evenly
 from common.report.groups import StoredGroup, read_groups, round_path
+from common.retention import first_kept
 
 MAX_BYTES = 2_000_000  # of all samples in one page
 MAX_ROUNDS = 40
@@ -15,13 +16,14 @@ _MAX_READ = 400  # groups of one round that are read to choose from
 
 
 def choose_samples(run_dir: Path, rounds: list[RoundMetrics]) -> dict[str, Any]:
-    """`{"rounds": [{"round", "groups": [...]}], "shown", "total"}` within MAX_BYTES."""
+    """`{"rounds": [{"round", "groups": [...]}], "shown", "total", "removed"}` within MAX_BYTES; removed: number of rounds."""
     numbers = [metrics.round for metrics in rounds if round_path(run_dir / "groups", metrics.round).is_file()]
     chosen = evenly(numbers, MAX_ROUNDS)
     budget = MAX_BYTES // max(1, len(chosen))
     shown = [{"round": number, "groups": _of_round(round_path(run_dir / "groups", number), budget)} for number in chosen]
     total = sum(_count_lines(round_path(run_dir / "groups", number)) for number in numbers)
-    return {"rounds": shown, "shown": sum(len(entry["groups"]) for entry in shown), "total": total}
+    removed = sum(metrics.round < first_kept(run_dir / "groups") for metrics in rounds)
+    return {"rounds": shown, "shown": sum(len(entry["groups"]) for entry in shown), "total": total, "removed": removed}
 
 
 def _count_lines(path: Path) -> int:

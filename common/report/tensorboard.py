@@ -5,26 +5,67 @@ and the trainer's own metrics under `update/`. By weight version: the figures of
 """
 
 import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
+from common.disk import writing
 from common.metrics import RoundCollector, RoundMetrics
 from common.timeline import Event, Timeline
 
+_MAX_BINS = 64  # of a histogram
 _NOT_EVAL_FIGURES = frozenset({"t", "kind", "start", "round", "version", "pass_at"})
 _SKIPPED = frozenset({"round", "version", "schedule", "is_finished", "books"})
+
+
+class EventFile:
+    """What tensorboardX's own writer does, without its thread: a full disk would end that, and the run would wait for it."""
+
+    def __init__(self, directory: Path) -> None:
+        from tensorboardX import event_file_writer, summary  # here, because it imports torch where torch is installed
+        from tensorboardX.proto import event_pb2
+
+        self._summary, self._event = summary, event_pb2.Event
+        self._directory = directory
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            # The process is part of the name: a clock that was set back must not make a resumed run write over the first.
+            self._file: Any = event_file_writer.EventsWriter(str(directory / "events"), f".{os.getpid()}")
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """One point of a curve. Raises DiskError, as the other calls."""
+        self._write(self._summary.scalar(tag, value), step)
+
+    def add_lengths(self, tag: str, values: list[int], step: int) -> None:
+        """One histogram."""
+        self._write(self._summary.histogram(tag, values, "auto", max_bins=_MAX_BINS), step)
+
+    def _write(self, summary: Any, step: int) -> None:
+        with writing(self._directory):
+            self._file.write_event(self._event(summary=summary, step=step, wall_time=time.time()))
+
+    def flush(self) -> None:
+        """So that TensorBoard sees it."""
+        with writing(self._directory):
+            self._file.flush()
+
+    def close(self) -> None:
+        """Idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            with writing(self._directory):
+                file.close()
 
 
 class TensorboardListener:
     """Listens to a timeline; `close` when the run ends (idempotent)."""
 
     def __init__(self, timeline: Timeline, directory: Path) -> None:
-        from tensorboardX import SummaryWriter  # here, because it imports torch where torch is installed
-
-        self._writer = SummaryWriter(str(directory))
+        self._writer = EventFile(directory)
         self._collector = RoundCollector(self._on_round)
         self._lengths: list[int] = []
-        timeline.listen(self._listen)
+        self._unlisten = timeline.listen(self._listen)
 
     def _listen(self, event: Event) -> None:
         kind = event["kind"]
@@ -53,7 +94,7 @@ class TensorboardListener:
             if name not in _SKIPPED:
                 self._scalar(f"round/{name}", value, metrics.round)
         if self._lengths:
-            self._writer.add_histogram("round/response_length", self._lengths, metrics.round)
+            self._writer.add_lengths("round/response_length", self._lengths, metrics.round)
         self._lengths = []
         self._writer.flush()
 
@@ -62,5 +103,6 @@ class TensorboardListener:
             self._writer.add_scalar(tag, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left. Raises DiskError."""
+        self._unlisten()
         self._writer.close()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from common.disk import writing
 from common.report.rundir import run_events
 from common.report.spans import Span, SpanBuilder
 from common.timeline import Event
@@ -169,7 +170,7 @@ def write_trace(run_dir: Path) -> Path:
     path = run_dir / "trace.json"
     events = run_events(run_dir)
     draft = path.with_suffix(".json.tmp")
-    with draft.open("w", encoding="utf-8") as file:
+    with writing(path), draft.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, record in enumerate(trace_records(events)):
             file.write((",\n" if number else "") + json.dumps(record, separators=(",", ":")))

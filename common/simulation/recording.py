@@ -15,6 +15,7 @@ from common.config import Config, load_config
 from common.errors import DataError, explain
 from common.metrics import RoundMetrics, collect_rounds
 from common.report.groups import read_groups, round_path
+from common.retention import first_kept
 from common.rundir import RunDir
 from common.simulation.event_check import check_whole_round, checked_events
 from common.simulation.lengths import Lengths, Prompt
@@ -69,7 +70,8 @@ def read_recording(directory: Path, field: str) -> Recording:
             rule = f"needs {path.name} in {directory.name or directory}, which every run writes"
             raise DataError(explain(field, rule, str(directory), "give a directory that `train` or `compare` wrote"))
     config = load_config(run_dir.config)
-    metrics = [one for one in collect_rounds(events) if _is_whole(one, config)]
+    kept = first_kept(run_dir.groups)  # rounds before it were removed (`retention.groups`)
+    metrics = [one for one in collect_rounds(events) if one.round >= kept and _is_whole(one, config)]
     rounds = [_round(run_dir, config, one, _events_of(events, one.round), field) for one in metrics]
     if not rounds:
         rule = f"needs at least one round of {directory.name or directory} that ended with all its groups trained"

@@ -66,6 +66,7 @@ def simulate(
         num_steps = SimulatedRound(scenario, index, agenda, timeline, num_steps, has_detail, history).run()
     timeline.emit("run_end", status="finished", detail="simulated")
     timeline.close()
+    timeline.check()
     return SimulatedRun(scenario, collector.rounds)
 
 

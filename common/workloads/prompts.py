@@ -27,7 +27,11 @@ def build_prompts(config: WorkloadConfig, tokenizer: Any, rows: Sequence[Row]) -
     if config.is_chat:
         _check_chat(config, tokenizer)
         texts = [_chat(config, tokenizer, text) for text in texts]
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    try:
+        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    except Exception as error:  # of the library, where what tokenizer.json says cannot be carried out
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise DataError(explain("model.path", "must hold a tokenizer that works", None, f"copy it again ({cause})")) from error
     start = [] if config.is_chat else _bos(tokenizer)
     return [(text, [*start, *ids]) for text, ids in zip(texts, encoded, strict=True)]
 

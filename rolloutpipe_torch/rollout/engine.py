@@ -11,7 +11,6 @@ Only plain values cross the actor's border. This module imports vLLM inside `sta
 
 import asyncio
 import faulthandler
-import json
 import math
 import os
 import signal
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import DataError, EngineDiedError, EngineError, PublishError, explain
+from common.safe_files import read_json
 from common.spool import spool_files
 from rolloutpipe_torch.rollout.lifetime import own_children
 
@@ -51,6 +51,7 @@ class EngineSettings:
     kv_cache_gb: int  # CPU only
     tensor_parallel: int
     publish_timeout_s: float
+    is_local: bool = True  # nothing of the run is on another machine
     options: dict[str, Any] = field(default_factory=dict)  # further AsyncEngineArgs; they win
 
 
@@ -144,19 +145,48 @@ class VllmEngine:
         touched; otherwise it is dead.
         """
         self._check_alive()
+        updates = [{"path": str(shard)} for shard in spool_files(Path(spool))]
+        return await self._load(version, updates, self._settings.publish_timeout_s)
+
+    async def receive(self, version: int, tensors: Sequence[tuple[str, str, list[int]]], timeout_s: float) -> dict[str, float]:
+        """As `publish`, but the weights are sent by the group that was joined: (name, dtype, shape) of each, in order."""
+        names, dtypes, shapes = (list(part) for part in zip(*tensors, strict=True))
+        return await self._load(version, [{"names": names, "dtype_names": dtypes, "shapes": shapes}], timeout_s)
+
+    async def join_group(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+        """Let the workers meet the trainer's rank 0. Raises EngineError; where a worker still waits, the engine is dead."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        self._check_alive()
+        request = WeightTransferInitRequest(init_info={"group": dict(init_info)})
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._llm.init_weight_transfer_engine(request)
+        except TimeoutError as error:
+            self._fault = f"{self._settings.name} did not meet the trainer within {timeout_s:g} s"
+            raise EngineError(self._fault) from error
+        except Exception as error:
+            raise EngineError(f"{self._settings.name} could not meet the trainer: {one_line(error)}") from error
+
+    async def condemn(self, reason: str) -> None:
+        """Count as dead from now on."""
+        self._fault = self._fault or reason
+
+    async def _load(self, version: int, updates: list[dict[str, Any]], timeout_s: float) -> dict[str, float]:
+        self._check_alive()
         name = self._settings.name
         if version <= self._version:
             raise PublishError(f"{name} serves weight version {self._version}; version {version} does not follow it")
         if self._running:
             raise PublishError(f"{name} still has {len(self._running)} requests in flight")
-        return await self._run_phases(version, self._publish_phases(version, spool_files(Path(spool))))
+        return await self._run_phases(version, self._publish_phases(version, updates), timeout_s)
 
-    def _publish_phases(self, version: int, shards: list[Path]) -> Phases:
+    def _publish_phases(self, version: int, updates: list[dict[str, Any]]) -> Phases:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         async def load() -> None:
-            for shard in shards:
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(shard)}))
+            for update in updates:
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
 
         return [
             # `wait`: an aborted request may hold its blocks for one more step. The cache is reset below, once and checked.
@@ -168,8 +198,7 @@ class VllmEngine:
             ("resume", self._llm.resume_generation),
         ]
 
-    async def _run_phases(self, version: int, phases: Phases) -> dict[str, float]:
-        limit_s = self._settings.publish_timeout_s
+    async def _run_phases(self, version: int, phases: Phases, limit_s: float) -> dict[str, float]:
         seconds: dict[str, float] = {}
         phase = ""
         try:
@@ -184,6 +213,8 @@ class VllmEngine:
             if phase != "pause" or not await self._is_resumed():
                 self._fault = message
             raise PublishError(message) from error
+        if self._fault:  # condemned meanwhile: nobody waits for this answer any more
+            raise PublishError(self._fault)
         self._version = version
         return seconds
 
@@ -254,6 +285,8 @@ def set_environment(settings: EngineSettings) -> None:
     """What vLLM and torch read when they are imported, here and in the EngineCore."""
     os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     if settings.on_gpu:
+        if settings.is_local:  # the workers' own collectives, and those with the trainer
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")
         return
     os.environ.update(
         OMP_NUM_THREADS=str(settings.threads),
@@ -299,8 +332,8 @@ def eos_token_ids(model_dir: Path) -> list[int]:
     for name in ("generation_config.json", "config.json"):
         file = model_dir / name
         try:
-            found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
-        except (OSError, ValueError, AttributeError) as error:
+            found = read_json(file).get("eos_token_id") if file.exists() else None
+        except (OSError, ValueError) as error:
             raise DataError(explain("model.path", "must hold readable JSON files", str(file), "copy it again")) from error
         if found is not None:
             return list(found) if isinstance(found, list) else [found]

@@ -8,14 +8,14 @@ import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from common.config import Config
 from common.errors import ConfigError, DuplicateRequestError, EngineDiedError, EngineError, RolloutPipeError, explain
@@ -23,6 +23,7 @@ from common.pool import Pool
 from common.protocols import Health
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import model_layout
+from common.weight_routes import Tensor, choose_route
 from rolloutpipe_torch.placing import Placing
 from rolloutpipe_torch.rollout.engine import UNSET, EngineSettings, VllmEngine, one_line
 from rolloutpipe_torch.room import has_gpus
@@ -41,8 +42,9 @@ _CLOSE_TIMEOUT_S = 15.0
 class RemoteEngine:
     """One replica, as an `Engine`. `pid` is the actor's process."""
 
-    def __init__(self, name: str, actor: Any, capacity: int) -> None:
+    def __init__(self, name: str, actor: Any, capacity: int, num_workers: int = 1) -> None:
         self.name = name
+        self._num_workers = num_workers
         self.pid = 0
         self.actor = actor
         self._capacity = capacity
@@ -104,6 +106,23 @@ class RemoteEngine:
         """As `Engine.publish`."""
         await self._answer(self.actor.publish.remote(version, str(spool)))
 
+    @property
+    def num_workers(self) -> int:
+        """Processes that hold its weights."""
+        return self._num_workers
+
+    async def join_group(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+        """As `common.weight_routes.Receiver`."""
+        await self._answer(self.actor.join_group.remote(dict(init_info), timeout_s))
+
+    async def receive(self, version: int, tensors: Sequence[Tensor], timeout_s: float) -> None:
+        """Likewise."""
+        await self._answer(self.actor.receive.remote(version, list(tensors), timeout_s))
+
+    def condemn(self, reason: str) -> None:
+        """Likewise; sent, not waited for."""
+        self.actor.condemn.remote(reason)
+
     async def health(self) -> list[Health]:
         """What the actor says; where it is only slow, its last state with a remark."""
         try:
@@ -149,6 +168,8 @@ class RemoteEngine:
             return (
                 type(cause)(str(cause)) if isinstance(cause, RolloutPipeError) else EngineError(f"{self.name}: {one_line(cause)}")
             )
+        if isinstance(error, ActorUnavailableError):  # what Ray says until it knows
+            return EngineDiedError(f"{self.name}: its process has died, or cannot be reached")
         lines = str(error).strip().splitlines() or [type(error).__name__]
         # Where the actor could not even be made, the first line is Ray's and the last one is the cause.
         return EngineDiedError(f"{self.name}: {lines[-1] if 'creation task' in lines[0] else lines[0]}")
@@ -226,6 +247,7 @@ def check_room(config: Config, model_dir: Path | None = None) -> None:
         return  # `placing` asks the nodes
     rollout = config.rollout
     on_gpu = has_gpus()
+    choose_route(config, trainer_has_gpus=on_gpu, engines_have_gpus=on_gpu)
     cores = len(os.sched_getaffinity(0))
     if not on_gpu and rollout.threads > cores:
         raise ConfigError(explain("rollout.threads", f"must be at most the {cores} cores", rollout.threads, f"use {cores}"))
@@ -263,6 +285,7 @@ def _settings(config: Config, name: str, model_dir: Path, log_dir: Path, max_mod
         kv_cache_gb=rollout.kv_cache_gb,
         tensor_parallel=rollout.tensor_parallel,
         publish_timeout_s=config.limits.publish_timeout_s,
+        is_local=config.cluster.is_local,
         options=rollout.engine_options,
     )
 
@@ -274,7 +297,7 @@ def _start_actor(settings: EngineSettings, place: dict[str, Any]) -> RemoteEngin
         "max_restarts": 0,  # a new process would serve random weights
     }
     actor: Any = ray.remote(ENGINE_CLASS).options(**options).remote(settings)
-    return RemoteEngine(settings.name, actor, settings.capacity)
+    return RemoteEngine(settings.name, actor, settings.capacity, settings.tensor_parallel)
 
 
 async def _start(engine: RemoteEngine, log_dir: Path) -> None:

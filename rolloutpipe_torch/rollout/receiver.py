@@ -1,14 +1,15 @@
-"""Inside vLLM's worker: loads the shards of a spool into the running model.
+"""Inside vLLM's worker: loads the shards of a spool, or what the trainer's rank 0 sends, into the running model.
 
-    start_weight_update -> update_weights(path of a shard) * -> finish_weight_update
+    start_weight_update -> update_weights(path of a shard) *         -> finish_weight_update
+                           update_weights(layouts of all tensors)
 
 vLLM imports this module for `WorkerExtension` before it builds the weight-transfer engine, so importing registers the
 backend. Weights go through vLLM's layerwise reload, which rebuilds what the kernels made of them (on CPU: packed
 oneDNN handles). A fault between start and finish leaves layers without weights: the engine must not be used again.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,30 +22,43 @@ from vllm.platforms import current_platform
 from common.errors import PublishError
 from rolloutpipe_torch.rollout.lifetime import exit_with_owner
 
-BACKEND = "rolloutpipe-spool"
+BACKEND = "rolloutpipe"
 
 
 @dataclass
-class SpoolInit(WeightTransferInitInfo):
-    """Nothing to agree on beforehand."""
+class GroupInit(WeightTransferInitInfo):
+    """Where to meet rank 0, in the words of vLLM's own NCCL backend; None: nowhere, weights come as files."""
+
+    group: dict[str, Any] | None = None
 
 
 @dataclass
-class SpoolShard(WeightTransferUpdateInfo):
-    """One safetensors file: tensors under Hugging Face names, full shapes, any float dtype."""
+class Update(WeightTransferUpdateInfo):
+    """One safetensors file (Hugging Face names, full shapes, any float dtype), or the layouts of all tensors that are sent."""
 
-    path: str
+    path: str | None = None
+    names: list[str] = field(default_factory=list)
+    dtype_names: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
 
 
-class SpoolReceiver(WeightTransferEngine[SpoolInit, SpoolShard]):
-    """Reads shards that the trainer has spooled to a file system both sides see."""
+class WeightReceiver(WeightTransferEngine[GroupInit, Update]):
+    """Reads shards that the trainer has spooled to a file system both sides see, or receives with vLLM's NCCL engine."""
 
-    init_info_cls = SpoolInit
-    update_info_cls = SpoolShard
+    init_info_cls = GroupInit
+    update_info_cls = Update
     supports_draft_weight_update = False
+    _nccl: Any = None
 
-    def init_transfer_engine(self, init_info: SpoolInit) -> None:
-        """Nothing to connect."""
+    def init_transfer_engine(self, init_info: GroupInit) -> None:
+        """Leave the old group, if any, and join the one given."""
+        self.shutdown()
+        if init_info.group is not None:
+            from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
+
+            nccl: Any = NCCLWeightTransferEngine(self.config, self.vllm_config, self.device, self.model)
+            nccl.init_transfer_engine(NCCLWeightTransferInitInfo(**init_info.group))
+            self._nccl = nccl
 
     def start_weight_update(self) -> None:
         """From here to the end of `finish_weight_update` the model cannot run."""
@@ -52,10 +66,23 @@ class SpoolReceiver(WeightTransferEngine[SpoolInit, SpoolShard]):
         self._missing = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: SpoolShard) -> None:
-        """Load one shard; a layer is rebuilt as soon as the last of its tensors is here."""
+    def receive_weights(self, update_info: Update) -> None:
+        """Load one shard, or all that is sent; a layer is rebuilt as soon as the last of its tensors is here."""
+        if update_info.path is not None:
+            self.load_weights(_tensors(update_info.path))
+            return
+        if self._nccl is None:
+            raise PublishError("the engine is in no group with the trainer")
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+
+        layouts = NCCLWeightTransferUpdateInfo(update_info.names, update_info.dtype_names, update_info.shapes)
+        self._nccl.set_weight_update_target(self, self.model_config)  # it calls `load_weights` of what it takes for the model
+        self._nccl.receive_weights(layouts)
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """As the model's own, and note which parameters were filled."""
         model: Any = self.model  # every vLLM model has `load_weights`, which names the parameters it filled
-        self._missing -= model.load_weights(_tensors(update_info.path)) or set()
+        self._missing -= model.load_weights(tensors) or set()
 
     def finish_weight_update(self) -> None:
         """Rebuild the rest; raises PublishError that names a parameter which no shard held."""
@@ -66,7 +93,10 @@ class SpoolReceiver(WeightTransferEngine[SpoolInit, SpoolShard]):
         rebind_tied_head(self.model)
 
     def shutdown(self) -> None:
-        """Nothing to release."""
+        """Leave the group, if any."""
+        if self._nccl is not None:
+            self._nccl.shutdown()
+            self._nccl = None
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -98,5 +128,5 @@ class WorkerExtension:
 
 # Several workers may live in one process, and vLLM refuses a second registration.
 if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, SpoolReceiver)
+    WeightTransferEngineFactory.register_engine(BACKEND, WeightReceiver)
 exit_with_owner()

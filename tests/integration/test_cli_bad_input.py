@@ -435,8 +435,8 @@ def test_a_run_without_checkpoint_cannot_be_resumed(shell: Shell, tmp_path: Path
     ("override", "said"),
     [
         ("responses_per_group=4", "responses_per_group: must be what the run was started with (8), got 4"),
-        ("model.path=elsewhere", "model: must be what the run was started with"),
-        ("workload.seed=1", "workload: must be what the run was started with"),
+        ("model.path=elsewhere", "model.path: must be what the run was started with"),
+        ("workload.seed=1", "workload.seed: must be what the run was started with"),
         ("seed=1", "seed: must be what the run was started with (0), got 1"),
         ("run_dir=elsewhere", "run_dir: must be the run to resume"),
     ],

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from common.config import Config
-from common.errors import EngineError, PublishError
+from common.errors import EngineDiedError, EngineError, PublishError
 from common.pool import Pool
 from common.records import FinishReason, Request, Response, Sampling
 from common.spool import check_spool, model_layout
@@ -362,6 +362,17 @@ async def send_together(tied: Served, address: str, ids: list[str]) -> None:
             await asyncio.to_thread(tied.plant, http_server.release, len(ids))
 
 
+def test_a_signal_writes_the_stacks_of_the_actor_to_its_log(tied: Served) -> None:
+    log = tied.directory / "logs" / "engine-0.log"
+    size = log.stat().st_size
+    os.kill(tied.pool.engines[0].pid, signal.SIGUSR1)  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 30
+    while "most recent call first" not in log.read_text(errors="replace")[size:]:
+        assert time.monotonic() < deadline, "no stacks in the log"
+        time.sleep(0.05)
+    assert len(tied.generate(requests(1), max_tokens=4)) == 1
+
+
 def test_killed_engine_is_one_line_and_leaves_no_process(tied: Served) -> None:
     engine: Any = tied.pool.engines[0]
     children = psutil.Process(engine.pid).children(recursive=True)
@@ -369,11 +380,17 @@ def test_killed_engine_is_one_line_and_leaves_no_process(tied: Served) -> None:
 
     async def kill_in_flight() -> None:
         task = asyncio.create_task(tied.pool.generate(requests(1)[0], Sampling(max_tokens=470)))
+        watch = asyncio.create_task(engine.watch())
+        await engine.beat()
         await asyncio.sleep(0.1)
+        assert not watch.done()
         os.kill(engine.pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match=r"^engine-0: .*died.*$") as caught:
-            await task
-        assert "\n" not in str(caught.value)
+        for call in (task, watch):
+            with pytest.raises(EngineDiedError, match=r"^engine-0: .*died.*$") as caught:
+                await asyncio.wait_for(call, 30)
+            assert "\n" not in str(caught.value)
+        with pytest.raises(EngineDiedError):
+            await engine.beat()
         assert [state.is_alive for state in await tied.pool.health()] == [False]
 
     asyncio.run(kill_in_flight())

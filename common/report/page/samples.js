@@ -3,7 +3,7 @@
 (function () {
   const view = document.getElementById("sample-view");
   if (!view) return;
-  const { rounds, shown, total } = DATA.samples;
+  const { rounds, shown, total, removed } = DATA.samples;
   const note = document.getElementById("samples-note");
   const filled = rounds.filter((entry) => entry.groups.length);
   if (!filled.length) {
@@ -12,6 +12,7 @@
     return;
   }
   note.textContent = shown < total ? `${shown} of ${total} groups are in this page; all of them are in groups/.` : `All ${total} groups.`;
+  if (removed) note.textContent += ` The samples of the first ${removed} rounds were removed (retention.groups).`;
   const roundSelect = document.getElementById("sample-round");
   const groupSelect = document.getElementById("sample-group");
   const format = (value, digits) => (value === null ? "none" : value.toFixed(digits));

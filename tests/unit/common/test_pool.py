@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import DuplicateRequestError, EngineError, PublishError
+from common.errors import DuplicateRequestError, EngineDiedError, EngineError, PublishError
 from common.pool import Pool
 from common.protocols import Engine, Health
 from common.records import FinishReason, Request, Response, Sampling
@@ -281,6 +281,133 @@ def test_an_engine_that_lost_one_request_stays_in_the_pool() -> None:
         assert pool.capacity == 2
 
     run(check())
+
+
+def test_a_replica_that_died_ends_all_its_requests_and_none_of_the_others() -> None:
+    async def check() -> None:
+        engines, pool = stubs(2, 2)
+        told: list[int] = []
+        pool.listen(lambda: told.append(pool.capacity))
+        tasks = await start(pool, request(0), request(0, 1), request(1))
+        engines[0].running[(0, 0)].set_exception(EngineDiedError("engine-0 died"))
+        for task in tasks[:2]:
+            with pytest.raises(EngineDiedError, match="engine-0"):
+                await task
+        assert not tasks[2].done() and told == [2] and not pool.is_recovering
+        await cancel(tasks)
+
+    run(check())
+
+
+def test_a_replacement_starts_empty_whatever_the_lost_one_still_ran() -> None:
+    async def check() -> None:
+        engines, pool = stubs(2)
+        pool.on_loss = lambda index, engine, cause, is_fault: True
+        tasks = await start(pool, request(0), request(1))
+        pool.lose(0, "planted")
+        assert pool.is_recovering and pool.capacity == 0
+        new = Stub("engine-0", 3)
+        await pool.join(new, 0)  # before the lost requests have been told
+        assert not pool.is_recovering and pool.capacity == 3
+        more = await start(pool, *(request(2, member) for member in range(3)))
+        assert len(new.running) == 3
+        with pytest.raises(EngineError, match="all 3 slots"):
+            await pool.generate(request(3), Sampling())
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(more)
+        assert engines[0].running == {}
+
+    run(check())
+
+
+def test_a_request_that_its_caller_gives_up_is_no_death() -> None:
+    """Cancelled in the very moment in which its replica is lost: the caller is obeyed."""
+
+    async def check() -> None:
+        _, pool = stubs(2)
+        (task,) = await start(pool, request(0))
+        pool.lose(0, "planted")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled() and pool.replica_of((0, 0)) is None
+
+    run(check())
+
+
+def test_a_place_that_is_taken_or_a_dead_engine_is_refused() -> None:
+    async def check() -> None:
+        _, pool = stubs(2)
+        with pytest.raises(EngineError, match="place 0 is taken"):
+            await pool.join(Stub("new", 1), 0)
+        dead = Stub("new", 1)
+        dead.is_alive = False
+        with pytest.raises(EngineDiedError, match="new is dead"):
+            await pool.join(dead, 1)
+        assert pool.free_place() == 1
+
+    run(check())
+
+
+def test_a_replica_that_leaves_ends_what_it_runs_and_takes_nothing_new() -> None:
+    async def check() -> None:
+        engines, pool = stubs(2, 2)
+        tasks = await start(pool, request(0))
+        leaving = asyncio.create_task(pool.leave(0))
+        await settle()
+        tasks += await start(pool, request(0, 1), request(1))
+        assert [len(engine.running) for engine in engines] == [1, 2] and not leaving.done()
+        with pytest.raises(EngineError, match="no engine serves at place 0"):
+            await pool.leave(0)
+        engines[0].finish((0, 0))
+        assert await leaving is engines[0] and (await tasks[0]).finish_reason is FinishReason.STOP
+        assert pool.engines == (engines[1],)
+        await cancel(tasks)
+
+    run(check())
+
+
+def test_capacity_is_never_exceeded_while_replicas_come_and_go() -> None:
+    async def check(seed: int) -> None:
+        draw = random.Random(seed)
+        engines, pool = stubs(*(draw.randint(1, 4) for _ in range(3)))
+        pool.on_loss = lambda index, engine, cause, is_fault: True
+        waiting = [request(group, member) for group in range(12) for member in range(4)]
+        tasks: dict[asyncio.Task[Response], Request] = {}
+        done: set[Hashable] = set()
+        leaving: list[asyncio.Task[Any]] = []
+        while len(done) < 48:
+            while waiting and len(pool._placed) < pool.capacity + sum(len(e.running) for e in engines if e not in pool.engines):
+                if sum(len(e.running) for e in pool.engines) >= pool.capacity:  # type: ignore[attr-defined]
+                    break
+                each = waiting.pop()
+                tasks |= dict.fromkeys(await start(pool, each), each)
+            assert all(len(engine.running) <= engine.capacity for engine in engines)
+            choice, served = draw.random(), list(pool.replicas)
+            if choice < 0.1 and served:
+                pool.lose(draw.choice(served), "planted")
+            elif choice < 0.15 and len(served) > 1:
+                leaving.append(asyncio.create_task(pool.leave(draw.choice(served))))
+            elif choice < 0.35 or not served:
+                engines.append(Stub("new", draw.randint(1, 4)))
+                lost = sorted(pool._expected)
+                await pool.join(engines[-1], draw.choice(lost) if lost else pool.free_place())
+            elif busy := [engine for engine in engines if engine.running]:
+                engine = draw.choice(busy)
+                engine.finish(draw.choice(list(engine.running)))
+            await settle()
+            for task in [task for task in tasks if task.done()]:
+                each = tasks.pop(task)
+                if task.exception() is None:
+                    assert each.request_id not in done
+                    done.add(each.request_id)
+                else:
+                    assert isinstance(task.exception(), EngineDiedError)
+                    waiting.append(each)
+        await cancel(leaving)
+        assert not pool._placed and all(not engine.running for engine in engines)
+
+    for seed in range(40):
+        run(check(seed))
 
 
 def test_close_reaches_every_replica() -> None:

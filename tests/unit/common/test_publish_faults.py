@@ -51,14 +51,7 @@ async def publish(lab: Lab, version: int) -> None:
 @every_size
 @pytest.mark.parametrize(
     ("phase", "fault"),
-    [
-        ("transfer", "die"),
-        ("transfer", "hang"),
-        ("transfer", "half"),
-        ("transfer", "refuse"),
-        ("probe", "die"),
-        ("probe", "hang"),
-    ],
+    [*(("transfer", fault) for fault in ("die", "hang", "half", "refuse")), ("probe", "die"), ("probe", "hang")],
 )
 def test_an_engine_that_fails_in_a_publish_is_replaced_by_one_with_the_new_version(
     tmp_path: Path, phase: str, fault: str, num_engines: int

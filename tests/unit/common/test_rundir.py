@@ -8,7 +8,7 @@ import yaml
 from round_lab import config_of
 
 from common.config import load_config
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, DiskError
 from common.rundir import (
     RunDir,
     check_same_problems,
@@ -112,7 +112,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("common.durable.os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskError, match=r"result.json cannot be written: No space left"):
         write_atomically(file, "new")
     assert file.read_text() == "old"
 

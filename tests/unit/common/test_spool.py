@@ -1,6 +1,7 @@
 """Weights on their way: what is wrong with a spool is told by the tensor's name or the version (rule 6, pain 6)."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from common import spool as spool_module
 from common.errors import DataError, PublishError
-from common.spool import MANIFEST, SpoolWriter, TensorLayout, check_spool, model_layout, read_manifest, spool_files
+from common.spool import MANIFEST, SpoolWriter, TensorLayout, check_spool, fingerprint, model_layout, read_manifest, spool_files
 
 LAYOUT = {
     "embed": TensorLayout((4, 3), "float32"),
@@ -100,9 +101,9 @@ def manifest(change: Callable[[dict], object]) -> Callable[[Path], None]:  # typ
         (unlink, r"spool shard weights-00000.safetensors cannot be read: "),
         (stale, r"tensor norm: manifest and shard weights-00000.safetensors disagree about it"),
         (manifest(lambda m: m["tensors"]["norm"].update(dtype="float16")), r"tensor norm: the engines expect dtype bfloat16"),
-        (manifest(lambda m: m.pop("version")), r"manifest must give version and tensors"),
+        (manifest(lambda m: m.pop("version")), r"manifest cannot be read \(version must be a whole number"),
         (lambda spool: (spool / MANIFEST).write_text('{"version": 3, "ten'), r"manifest cannot be read"),
-        (lambda spool: (spool / MANIFEST).write_text("[1]"), r"manifest must give version and tensors"),
+        (lambda spool: (spool / MANIFEST).write_text("[1]"), r"manifest cannot be read \(it is no JSON object\)"),
         (lambda spool: (spool / MANIFEST).unlink(), r"manifest cannot be read"),
     ],
     ids=["flipped", "torn", "lost", "stale", "dtype", "no version", "torn manifest", "wrong manifest", "no manifest"],
@@ -215,3 +216,36 @@ def test_a_broken_model_directory_is_told_in_one_line(tmp_path: Path, files: dic
     with pytest.raises(DataError, match=f"^model.path: {message}, got .*; ") as caught:
         model_layout(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_fingerprint_is_of_the_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same weights: same fingerprint, whatever the version, the order and the cut into shards."""
+    first = fingerprint(write(tmp_path / "a"))
+    assert re.fullmatch("[0-9a-f]{64}", first)
+    assert fingerprint(write(tmp_path / "version", version=9)) == first
+    monkeypatch.setattr(spool_module, "SHARD_BYTES", 1)
+    assert fingerprint(write(tmp_path / "shards")) == first
+    manifest = json.loads((tmp_path / "a" / MANIFEST).read_text())
+    manifest["tensors"] = dict(reversed(manifest["tensors"].items()))
+    (tmp_path / "a" / MANIFEST).write_text(json.dumps(manifest))
+    assert fingerprint(tmp_path / "a") == first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors["norm"].update(crc32=tensors["norm"]["crc32"] ^ 1),
+        lambda tensors: tensors["norm"].update(dtype="float16"),
+        lambda tensors: tensors["norm"].update(shape=[3, 1]),
+        lambda tensors: tensors.update(other=tensors.pop("norm")),
+        lambda tensors: tensors.pop("norm"),
+    ],
+    ids=["value", "dtype", "shape", "name", "fewer"],
+)
+def test_the_fingerprint_tells_weights_apart(tmp_path: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> None:
+    spool = write(tmp_path / "a")
+    before, manifest = fingerprint(spool), json.loads((spool / MANIFEST).read_text())
+    change(manifest["tensors"])
+    (spool / MANIFEST).write_text(json.dumps(manifest))
+    assert fingerprint(spool) != before
+    assert fingerprint(write(tmp_path / "b", seed=1)) != before

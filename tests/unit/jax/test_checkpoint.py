@@ -4,8 +4,10 @@ import gc
 import shutil
 import threading
 
+import jax
 import numpy as np
 import pytest
+from crafted_files import JSON_FILES, MARK, bomb
 from orbax.checkpoint._src.serialization import serialization
 
 from common.errors import DataError
@@ -207,3 +209,27 @@ def test_saved_without_a_save_is_nothing(wide_model):
 def test_items_can_be_read_alone(wide_model, good):
     programs = on_mesh(wide_model, 1, 1).rank._programs
     assert set(read(good, {MOMENTS: programs.moments()})) == {MOMENTS}
+
+
+def test_a_pickle_in_any_file_of_a_checkpoint_is_not_opened(copy, tmp_path):
+    """Whatever name Orbax knows it by: metadata, arrays, or one that it might look for."""
+    wanted = {PARAMS: {"w": jax.ShapeDtypeStruct((1,), np.float32)}}
+    for file in [path for path in copy.rglob("*") if path.is_file()]:
+        whole = file.read_bytes()
+        file.write_bytes(bomb(tmp_path))
+        for name in ("checkpoint", "data.pkl", "metadata.pkl"):
+            (file.parent / name).write_bytes(bomb(tmp_path))
+        for reader in (check, read):
+            with pytest.raises(DataError):
+                reader(copy, wanted)
+        file.write_bytes(whole)
+    assert not (tmp_path / MARK).exists()
+
+
+@pytest.mark.parametrize("content", JSON_FILES.values(), ids=JSON_FILES.keys())
+def test_crafted_metadata_of_a_checkpoint_is_refused(copy, content):
+    for file in copy.rglob("_METADATA"):
+        file.write_bytes(content)
+    wanted = {PARAMS: {"w": jax.ShapeDtypeStruct((1,), np.float32)}}
+    with pytest.raises(DataError):
+        check(copy, wanted)

@@ -263,7 +263,7 @@ OTHERS = [
     ({"seed": 3}, {}, "eval.seed: "),
     ({"max_problems": 2}, {}, "eval.max_problems: must be what the run's evaluations were made with (None), got 2; "),
     ({"workload": {"size": 9}}, {}, "eval.workload: must be what the run's evaluations were made with (None), got {'size': 9}; "),
-    ({}, {"temperature": 0.5}, "eval.temperature: must be what the run's evaluations were made with (1.0), got 0.5; "),
+    ({"temperature": 0.5}, {}, "eval.temperature: must be what the run's evaluations were made with (1.0), got 0.5; "),
     ({"top_p": 0.5}, {}, "eval.top_p: "),
     ({"max_tokens": 4}, {}, "eval.max_tokens: "),
 ]
