@@ -9,6 +9,11 @@
 # make bench    the scheduling core at a million requests, the controller's own time, a simulated round of 800,000 (10 minutes)
 # make paper    the paper's settings simulated, on three seeds, against their marks; refits what is fitted (2 minutes)
 # make verifiers  every gold in every variant of an answer; verdicts a second, and what answers that never end cost (4 minutes)
+# make chaos    kills at random moments, then the books and the weights: 30 runs with fakes in real processes, 3 with vLLM and FSDP2
+# make soak     200 rounds in real processes: memory, files and threads of each (10 minutes)
+# make two-nodes  two Ray nodes on one machine, pools apart: each node killed in turn, another added (6 minutes)
+# make faults   what a resume costs, what durable writing costs; engines killed under real vLLM (15 minutes)
+# make gpu-check  one GPU, both trainers: speed, memory, parity (at most 6 minutes; skips, with the reason, what is not there)
 # make grid     all schedules in 72 simulated regimes and in 54 others, against marks and a lower bound (8 minutes)
 # Python 3.11, git, make and a C compiler are needed; no GPU. Nothing is installed again on later calls.
 
@@ -20,7 +25,8 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed paper grid bench verifiers clean help
+.PHONY: run test lint types unit env compare seeds proofs parity smollm2 speed paper grid bench verifiers chaos soak two-nodes \
+  faults gpu-check clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -76,6 +82,24 @@ verifiers: $(STAMP)
 grid: $(STAMP)
 	$(BIN)/python benchmarks/schedule_grid.py --figure docs/figures/schedule_grid.png
 	$(BIN)/python benchmarks/schedule_grid.py --grid second
+
+chaos: $(STAMP)
+	$(BIN)/python benchmarks/chaos
+	$(BIN)/python benchmarks/chaos --real --seeds 0-2
+
+soak: $(STAMP)
+	$(BIN)/python benchmarks/soak.py
+
+two-nodes: $(STAMP)
+	$(BIN)/python benchmarks/two_nodes.py
+	$(BIN)/python benchmarks/two_nodes.py --kill trainer
+
+faults: $(STAMP)
+	$(BIN)/python benchmarks/resume_cost.py
+	$(BIN)/python -m pytest -m slow tests/integration/test_engine_faults.py
+
+gpu-check: $(STAMP)
+	$(BIN)/python benchmarks/gpu_check.py
 
 env: $(STAMP)
 

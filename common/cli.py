@@ -56,12 +56,9 @@ def train(
     config, overrides = _config_or_override(config, overrides)
     settings, run_dir = command.resolve(config, overrides, resume)
     if dry_run:
-        from common.commands.dry_run import plan_rows, plan_table
-        from common.prepare import prepare
+        from common.commands.dry_run import dry_run as show
 
-        prepared = prepare(settings, lambda line: _say(console, line))
-        console.print(plan_table(settings, prepared))
-        write_json(json_file, dict(plan_rows(settings, prepared)))
+        write_json(json_file, show(settings, run_dir.path, console, lambda line: _say(console, line)))
         return
     if resume is not None and (done := command.finished_result(settings, run_dir)) is not None:
         console.print(f"nothing to do: all {settings.rounds} rounds are done; more: rounds=N", highlight=False)

@@ -89,8 +89,34 @@ def _yaml_fault(error: BaseException) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {_one_line(Exception(getattr(error, 'problem', '')))}"
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in `path`; raises ConfigError where it is missing, broken or no mapping."""
+def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping in `path`, laid over the one that its `extends` names: sections are joined, all else is replaced.
+
+    `extends` is a file, relative to `path`; `above` are the files that led here. Raises ConfigError where a file is missing,
+    broken or no mapping, or extends itself.
+    """
+    data = _read_mapping(path)
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise ConfigError(explain("extends", "must be the name of a configuration file", base, f"see {path}"))
+    above = (*above, path.resolve())
+    if (path.parent / base).resolve() in above:
+        raise ConfigError(explain("extends", f"must not lead back to a file that led to {path}", base, "remove it"))
+    return _laid_over(read_yaml(path.parent / base, above), data)
+
+
+def _laid_over(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _laid_over(base[key], value) for key, value in data.items() if _is_section(value) and _is_section(base.get(key))}
+    return {**base, **data, **both}
+
+
+def _is_section(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:

@@ -76,6 +76,7 @@ class LiveDisplay:
             self._line(f"[{event['t']:8.1f} s] {self._progress.notes[-1]}")
 
     def _on_round(self, metrics: RoundMetrics) -> None:
+        self._collector.rounds.clear()  # they are shown
         if self._live is None:
             self._line(round_line(metrics, self._progress))
 

@@ -61,7 +61,7 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
     workload = load_problems(config.workload, tokenizer, context - config.sampling.max_tokens, rows)
     check_remote(config, workload.examples)
     evaluation = load_evaluation(config, tokenizer, context, report, workload) if config.eval.every is not None else None
-    max_model_len = max(_max_model_len(config, workload), evaluation_length(config, evaluation))
+    model_len = max(max_model_len(config, longest_prompt(workload)), evaluation_length(config, evaluation))
     for problems in (workload, evaluation):
         if problems is not None:
             _check_tokens(config, problems, num_tokens, model_dir)
@@ -79,7 +79,7 @@ def prepare(config: Config, report: Callable[[str], None] = lambda line: None, *
         tokenizer=tokenizer,
         workload=workload,
         evaluation=evaluation,
-        max_model_len=max_model_len,
+        max_model_len=model_len,
     )
 
 
@@ -154,8 +154,14 @@ def context_length(model_dir: Path) -> int:
         raise DataError(explain("model.path", rule, str(model_dir), "copy the model's config.json again")) from error
 
 
-def _max_model_len(config: Config, workload: Workload) -> int:
-    longest = max(len(problem.prompt_ids) for problem in workload.problems) + config.sampling.max_tokens
+def longest_prompt(workload: Workload) -> int:
+    """Tokens."""
+    return max(len(problem.prompt_ids) for problem in workload.problems)
+
+
+def max_model_len(config: Config, num_prompt_tokens: int) -> int:
+    """Tokens of prompt and response that the engines must hold, for prompts of up to so many. Raises ConfigError."""
+    longest = num_prompt_tokens + config.sampling.max_tokens
     if config.training.micro_batch_tokens < longest:
         rule = f"must hold the longest allowed sample ({longest} tokens: longest prompt plus sampling.max_tokens)"
         remedy = f"raise it to {longest} or more, or lower sampling.max_tokens or workload.max_prompt_tokens"

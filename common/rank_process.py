@@ -24,6 +24,8 @@ class RankProcess:
     def __init__(self, log_file: Path, room: str, *args: Any) -> None:
         die_with_parent()
         log_to(log_file)
+        # All threads, as calls run outside the main one. Reading them while they run is not free of risk (`common.stacks`);
+        # where it ends the process, that is a death like any other.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         self._rank = importlib.import_module(f"{room}.rank").TrainerRank(*args)
 

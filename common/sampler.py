@@ -32,10 +32,10 @@ _ENDED = Loss("its group has ended")
 def max_moves(config: Config) -> int:
     """Engines that one request may lose, after which it is taken for what kills them.
 
-    So many restarts does one engine have, so that a prompt that kills every engine costs its group and not the run. What
+    So many restarts does one engine have, and 3 at least: a prompt that kills every engine costs its group and not the run. What
     runs beside it each time goes with it.
     """
-    return max(config.supervision.max_restarts, config.limits.max_retries + 1)
+    return max(config.supervision.max_restarts, 3)
 
 
 class Sampler:

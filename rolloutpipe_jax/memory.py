@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
+from common.config import Config
 from common.errors import ConfigError, explain
 from common.grpo import LossKind
-from rolloutpipe_jax.shape import ModelShape
+from common.model_shape import ModelShape
 from rolloutpipe_jax.topology import Topology
 
 GIB = 2**30
 LANE = 128  # rows of splash attention are a multiple of so many tokens
+# On a GPU: CUDA's context, communicators, what the allocator cannot use. An assumption, not measured by us.
+RESERVE_BYTES = 1_500_000_000
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -167,19 +170,63 @@ def state_gib(setup: Setup) -> float:
 
 def working_gib(setup: Setup) -> float:
     """Of all else, roughly: an estimate."""
-    shape, width, tokens = setup.shape, _BYTES[setup.dtype], setup.rows * setup.seq_len
-    cast = width * shape.num_params / setup.topology.num_chips  # once as weights, once more as gradients
+    return (
+        _working_bytes(
+            setup.shape,
+            (setup.topology.num_chips, setup.tp),
+            width=_BYTES[setup.dtype],
+            rows=setup.rows,
+            length=setup.seq_len,
+            has_scores=setup.attention == "xla",
+            remat=setup.remat,
+        )
+        / GIB
+    )
+
+
+def _working_bytes(
+    shape: ModelShape, mesh: tuple[int, int], *, width: int, rows: float, length: int, has_scores: bool, remat: bool
+) -> float:
+    """On one of the devices of `mesh` (all, tp): copies in `width` bytes, gradients, activations of `rows` of `length` tokens."""
+    num_devices, tp = mesh
+    tokens = rows * length
+    cast = width * shape.num_params / num_devices  # once as weights, once more as gradients
     inner, heads = shape.intermediate_size, shape.num_heads * shape.head_dim
-    layer = width * tokens * (6 * inner + 10 * shape.hidden_size + 6 * heads) / setup.tp
-    if setup.attention == "xla":
-        layer += 6 * setup.rows * shape.num_heads * setup.seq_len**2 / setup.tp
-    between = width * tokens * shape.hidden_size / setup.tp
-    tables = (2 - shape.is_tied) * shape.vocab_size * shape.hidden_size
-    gathered = width * (shape.num_params - tables) / shape.num_layers / setup.tp
+    layer = width * tokens * (6 * inner + 10 * shape.hidden_size + 6 * heads) / tp
+    if has_scores:
+        layer += 6 * rows * shape.num_heads * length**2 / tp
+    between = width * tokens * shape.hidden_size / tp
+    tables = (2 - shape.is_tied) * shape.table_params
+    gathered = width * (shape.num_params - tables) / shape.num_layers / tp
     kv = shape.num_kv_heads * shape.head_dim
-    products = between + width * tokens * (2 * inner + heads + 2 * kv + 2 * shape.hidden_size) / setup.tp
-    kept = shape.num_layers * (between if setup.remat else products)
-    return (2 * cast + kept + layer + gathered) / GIB
+    products = between + width * tokens * (2 * inner + heads + 2 * kv + 2 * shape.hidden_size) / tp
+    kept = shape.num_layers * (between if remat else products)
+    return 2 * cast + kept + layer + gathered
+
+
+def device_parts(config: Config, shape: ModelShape, num_tokens: int) -> dict[str, int]:
+    """Bytes by name on one device with micro-batches of `num_tokens` tokens: the state exactly, all else by the estimate."""
+    training = config.training
+    share = -(-shape.num_params // training.ranks) * _BYTES["float32"]
+    has_kept = training.importance_cap is not None and training.keep_round_weights and config.updates_per_round > 1
+    longest = min(num_tokens, config.rollout.max_model_len or num_tokens)
+    working = _working_bytes(
+        shape,
+        (training.ranks, training.tensor_parallel),
+        width=_BYTES[training.dtype],
+        rows=num_tokens / longest,
+        length=longest,
+        has_scores=training.attention != "splash",
+        remat=training.activation_checkpointing,
+    )
+    return {
+        "parameters": share,
+        "gradients": share,
+        "moments": 2 * share,
+        "reference": share if training.kl is not None else 0,
+        "kept_weights": share if has_kept else 0,
+        "working": ceil(working),
+    }
 
 
 def advise(setup: Setup, peak_gib: float) -> list[Advice]:

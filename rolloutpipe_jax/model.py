@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from common.model_shape import Llama3Rope, ModelShape
 from common.spool import TensorLayout
 from rolloutpipe_jax.attention import Attention
 from rolloutpipe_jax.layout import check_layout
-from rolloutpipe_jax.shape import Llama3Rope, ModelShape, read_shape
+from rolloutpipe_jax.shape import read_shape
 
 # What scoring may hold on one device at one time: float32 logits, or hidden states where these are gathered. A vocabulary of
 # 151 936 then goes in chunks of 441 tokens a device.

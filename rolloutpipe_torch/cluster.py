@@ -35,6 +35,7 @@ _PROBE = """
 import json, sys
 from ray._common.usage.usage_lib import get_cluster_metadata
 from ray._raylet import GcsClient
+print("asking", flush=True)
 client = GcsClient(address=sys.argv[1])
 found = get_cluster_metadata(client)
 print(json.dumps(found and [found["ray_version"], found["python_version"]]))
@@ -119,19 +120,32 @@ def _check_versions(found: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
         raise _no_answer(found, error.strerror or str(error) or type(error).__name__) from error
-    try:
-        probe = subprocess.run([sys.executable, "-c", _PROBE, found], capture_output=True, text=True, timeout=_ANSWER_S)
-    except subprocess.TimeoutExpired as error:
-        raise _no_answer(found, f"what listens there does not answer as Ray within {_ANSWER_S:g} s") from error
-    if probe.returncode:
-        lines = probe.stderr.strip().splitlines() or [f"exit status {probe.returncode}"]
-        raise _no_answer(found, f"asking it failed with {lines[-1]}")
-    versions = json.loads(probe.stdout.splitlines()[-1])
+    versions = _ask(found)
     mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
     if versions is not None and versions != mine:
         rule = f"must be a cluster of Ray {mine[0]} and Python {mine[1]}, as here"
         theirs = f"Ray {versions[0]} and Python {versions[1]} at {found}"
         raise ConfigError(explain("cluster.address", rule, theirs, "install the same versions on all nodes"))
+
+
+def _ask(found: str) -> list[str] | None:
+    """[version of Ray, of Python] there; None where it does not say. Raises ConfigError."""
+    pipe = subprocess.PIPE
+    # Unbuffered, so that the line read first takes nothing from what `communicate` reads.
+    with subprocess.Popen([sys.executable, "-c", _PROBE, found], stdout=pipe, stderr=pipe, bufsize=0) as probe:
+        assert probe.stdout is not None
+        probe.stdout.readline()  # the time that a busy machine takes to start it does not count
+        try:
+            printed, errors = probe.communicate(timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired as error:
+            raise _no_answer(found, f"what listens there does not answer as Ray within {_ANSWER_S:g} s") from error
+        finally:
+            probe.kill()
+    if probe.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines() or [f"exit status {probe.returncode}"]
+        raise _no_answer(found, f"asking it failed with {lines[-1]}")
+    versions: list[str] | None = json.loads(printed.splitlines()[-1])
+    return versions
 
 
 def _no_answer(address: str, why: str) -> ConfigError:

@@ -19,9 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from common.errors import DataError, explain
 from common.spool import TensorLayout, model_layout
-
-# float32 logits held at one time. A vocabulary of 151 936 then goes in chunks of 441 tokens.
-LOGIT_BYTES = 256 * 2**20
+from rolloutpipe_torch.memory import LOGIT_BYTES
 
 
 class Policy(nn.Module):

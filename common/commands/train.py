@@ -11,6 +11,7 @@ from rich.console import Console
 
 from common.config import Config, load_config
 from common.disk import stopped
+from common.disk_space import check_space, disk_needs
 from common.display import LiveDisplay, final_table
 from common.errors import ConfigError, DataError, DiskError, InputError, RolloutPipeError, RunError, explain
 from common.evaluation.training import check_same_evaluations
@@ -76,6 +77,7 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
     check_cluster(config.cluster)
     prepared = prepare(config, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
     start = {"workload": prepared.workload.content_hash, "model": model_identity(prepared.model_dir)}
+    check_space(disk_needs(config, prepared.layout, run_dir if resume else None), run_dir)
     if resume:
         check_same_start(run_dir, start)
     else:

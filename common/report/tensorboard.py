@@ -96,6 +96,7 @@ class TensorboardListener:
         if self._lengths:
             self._writer.add_lengths("round/response_length", self._lengths, metrics.round)
         self._lengths = []
+        self._collector.rounds.clear()  # they are written
         self._writer.flush()
 
     def _scalar(self, tag: str, value: Any, step: int) -> None:

@@ -26,6 +26,7 @@ from common.spool import spool_files
 from rolloutpipe_torch.rollout.lifetime import own_children
 
 UNSET = -1  # weight version before the first publish
+GPU_SHARE = 0.85  # of a GPU's memory, for weights, cache and all else of an engine
 
 # (token ids, log-probs, vLLM's finish reason, weight version of the first and of the last token)
 Output = tuple[list[int], list[float], str, int, int]
@@ -306,7 +307,9 @@ def engine_arguments(settings: EngineSettings) -> Any:
 
     from rolloutpipe_torch.rollout.receiver import BACKEND, WorkerExtension
 
-    platform: dict[str, Any] = {"gpu_memory_utilization": 0.85} if settings.on_gpu else {"enforce_eager": True, "block_size": 32}
+    platform: dict[str, Any] = (
+        {"gpu_memory_utilization": GPU_SHARE} if settings.on_gpu else {"enforce_eager": True, "block_size": 32}
+    )
     return AsyncEngineArgs(
         **{
             "model": settings.model_dir,

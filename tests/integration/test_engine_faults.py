@@ -22,6 +22,7 @@ from common.round import Round, RoundResult
 from common.spool import model_layout
 from common.testing import FakeVerifier, make_problems
 from common.timeline import Event, Timeline
+from rolloutpipe_torch.placing import Placing
 from rolloutpipe_torch.rollout.pool import RemoteEngine, start_engine, start_pool
 from tests.integration.tiny_models import largest_gap, tiny_model, write_spool
 
@@ -71,8 +72,10 @@ class Lab:
             timeline=self.timeline,
         )
 
+        placing = Placing(config, ["rollout"])
+
         async def start(place: int) -> RemoteEngine:
-            return await start_engine(config, place, directory / "model-0", directory / "logs", MAX_MODEL_LEN)
+            return await start_engine(config, place, directory / "model-0", directory / "logs", MAX_MODEL_LEN, placing)
 
         self.keeper = Keeper(config, pool=pool, publisher=self.publisher, start=start, timeline=self.timeline)
         self.keeper.keep()

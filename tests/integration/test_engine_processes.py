@@ -22,6 +22,7 @@ from common.spool import SpoolWriter
 from common.testing import FakeTrainer
 from common.testing.fakes import FAKE_LAYOUT
 from common.timeline import Event, Timeline
+from rolloutpipe_torch.placing import Placing
 from rolloutpipe_torch.rollout import pool as pool_room
 from tests.integration.planted_engine import PlantedEngine
 
@@ -49,8 +50,10 @@ class Lab:
         parts: dict[str, Any] = {"trainer": Trainer(), "layout": FAKE_LAYOUT, "probe_prompts": [(1,)], "timeline": timeline}
         self.publisher = Publisher(config, engines=pool, spool_root=root / "spool", **parts)
 
+        placing = Placing(config, ["rollout"])
+
         async def start(place: int) -> Any:
-            return await pool_room.start_engine(config, place, root, root / "logs", 64)
+            return await pool_room.start_engine(config, place, root, root / "logs", 64, placing)
 
         self.keeper = Keeper(config, pool=pool, publisher=self.publisher, start=start, timeline=timeline)
         self.keeper.keep()
@@ -79,7 +82,7 @@ async def lab_of(config: Config, root: Path, min_replicas: int | None = None) ->
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(200):
         while not condition():
             await asyncio.sleep(0.02)
 

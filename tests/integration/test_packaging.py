@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_carries_rooms_configurations_pages_and_licence(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "common" / "report" / "page").iterdir() if path.is_file()}
-    configs = {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
+    configs = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
     assert pages | configs | {"common/policies.py", "rolloutpipe_torch/trainer.py"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)

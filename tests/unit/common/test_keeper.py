@@ -64,6 +64,20 @@ def test_what_a_dead_engine_ran_moves_to_the_other_at_once(tmp_path: Path) -> No
     assert first - fault["t"] < 2, "the other engine's next free slot"
 
 
+def test_a_request_that_finds_no_room_because_an_engine_was_lost_has_not_been_tried(tmp_path: Path) -> None:
+    """Sixteen are admitted; before the second of them is placed, half of the slots are gone."""
+
+    async def test(lab: Lab) -> None:
+        await lab.publisher.publish(0)
+        lab.timeline.listen(lambda event: lab.pool.lose(1, "planted") if event["kind"] == "dispatch" else None)
+        result = await lab.round()
+        check_round(lab, result)
+        assert result.books.trained == 4
+
+    lab = in_lab(tmp_path, test, num_engines=2, limits={"max_retries": 0}, supervision={"max_restarts": 0})
+    assert any("no engine has room: all 8 slots of the pool are taken" in event["reason"] for event in lab.of("retry"))
+
+
 def test_capacity_that_returns_is_used_at_once(tmp_path: Path) -> None:
     """The other engine is busy for a long time; what waits starts when the replacement joins, not when a request ends."""
 
@@ -358,7 +372,8 @@ def test_an_engine_that_dies_while_it_leaves_is_not_replaced(tmp_path: Path) -> 
         lab.engines[0].die()
         await removed
         check_round(lab, await task)
-        assert len(lab.engines) == 2
+        await asyncio.sleep(100)
+        assert len(lab.engines) == 2 and list(lab.pool.replicas) == [1]
 
     in_lab(tmp_path, test, num_engines=2, make=lambda place, number: Engine(place, seconds=lambda request: 4.0))
 

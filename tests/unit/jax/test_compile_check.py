@@ -11,9 +11,9 @@ from rich.console import Console
 from common import cli
 from common.commands import compile_check as command
 from common.errors import ConfigError, RunError
+from common.model_shape import BUILT_IN
 from rolloutpipe_jax import compile_check
 from rolloutpipe_jax.memory import GIB, Footprint, Program, Setup, advise, state_gib, working_gib
-from rolloutpipe_jax.shape import BUILT_IN
 from rolloutpipe_jax.topology import Topology, parse_mesh, parse_topology
 
 WORDS = ["compile-check", "--topology", "v5e:2x4", "--model", "qwen3-1.7b"]

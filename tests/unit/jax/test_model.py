@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from jax_models import ORIGINAL_CONTEXT, VOCABULARY, make_twin
 
+from common.model_shape import BUILT_IN
 from rolloutpipe_jax import model as model_module
 from rolloutpipe_jax.attention import make_attention, xla_attention
 from rolloutpipe_jax.model import Compute, skeleton
 from rolloutpipe_jax.parallelize import compute_on, make_mesh
-from rolloutpipe_jax.shape import BUILT_IN, named_shape
+from rolloutpipe_jax.shape import named_shape
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN = Compute(attend=xla_attention)

@@ -12,13 +12,13 @@ import pytest
 from common.batching import Row
 from common.config import TrainingConfig
 from common.grpo import LossRules
+from common.model_shape import ModelShape
 from rolloutpipe_jax import model as model_module
 from rolloutpipe_jax.batch import Rung, to_batch
 from rolloutpipe_jax.model import skeleton
 from rolloutpipe_jax.optimizer import adamw
 from rolloutpipe_jax.parallelize import compute_on, make_mesh
 from rolloutpipe_jax.programs import Programs
-from rolloutpipe_jax.shape import ModelShape
 from tests.jax_lab import NUM_DEVICES
 
 LENGTH, TOKENS, WIDTH = 64, 20, 48  # of a row; of a chunk on each device; of the model

@@ -41,10 +41,9 @@ def test_one_that_listens_and_says_nothing(monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def answering(monkeypatch, stdout, returncode=0, stderr=""):
-    """Something listens; the question is answered so."""
-    done = type("Done", (), {"stdout": stdout, "returncode": returncode, "stderr": stderr})
-    monkeypatch.setattr(cluster.subprocess, "run", lambda *_, **__: done)
+def answering(monkeypatch, answer):
+    """Something listens; `answer` is what the process prints that asks it."""
+    monkeypatch.setattr(cluster, "_PROBE", f"print('asking', flush=True)\n{answer}")
     return socket.create_server(("127.0.0.1", 0))
 
 
@@ -52,7 +51,7 @@ def answering(monkeypatch, stdout, returncode=0, stderr=""):
 def test_versions_that_differ(monkeypatch, versions):
     python = ".".join(map(str, sys.version_info[:3]))
     theirs = [versions[0] or ray.__version__, versions[1] or python]
-    with answering(monkeypatch, json.dumps(theirs)) as server:
+    with answering(monkeypatch, f"print('{json.dumps(theirs)}')") as server:
         refused(
             f"127.0.0.1:{server.getsockname()[1]}",
             rf"^cluster\.address: must be a cluster of Ray {ray.__version__} and Python {python}, as here, "
@@ -61,8 +60,11 @@ def test_versions_that_differ(monkeypatch, versions):
 
 
 def test_a_question_that_could_not_be_asked_says_why(monkeypatch):
-    with answering(monkeypatch, "", 1, "Traceback\nModuleNotFoundError: No module named 'x'\n") as server:
-        refused(f"127.0.0.1:{server.getsockname()[1]}", r"\(asking it failed with ModuleNotFoundError: No module named 'x'\)")
+    with answering(monkeypatch, "import nowhere") as server:
+        refused(
+            f"127.0.0.1:{server.getsockname()[1]}",
+            r"\(asking it failed with ModuleNotFoundError: No module named 'nowhere'\)",
+        )
 
 
 def test_a_cluster_that_this_machine_is_no_node_of(monkeypatch):
@@ -70,7 +72,7 @@ def test_a_cluster_that_this_machine_is_no_node_of(monkeypatch):
         raise RuntimeError("no node\nhere")
 
     mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
-    with answering(monkeypatch, json.dumps(mine)) as server:
+    with answering(monkeypatch, f"print('{json.dumps(mine)}')") as server:
         monkeypatch.setattr(ray, "init", fail)
         monkeypatch.setattr(ray, "shutdown", lambda: None)
         refused(f"127.0.0.1:{server.getsockname()[1]}", r"a cluster that this machine is a node of \(no node here\)")
