@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from common.config import Config
-from common.errors import DiskError, ConfigError, DataError, TrainerDiedError, TrainerError, UsageError
+from common.errors import ConfigError, DataError, DiskError, TrainerDiedError, TrainerError, UsageError
 from common.spool import model_layout, read_manifest
 from common.testing.contracts import check_trainer
 from rolloutpipe_jax.trainer import start_trainer
