@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 SETTINGS = ("checkpoint.every=1", "rounds=8", "name=resume-cost")
 KILL_ROUND, KILL_GROUPS = 5, 12  # killed when so many groups of this round (of 32) are on disk
 MOST_RESUME_S, MOST_SHARE = 30.0, 0.03
-SYNC = "  of all that, in fdatasync"
+SYNC = "fdatasync, in a thread of its own beside the round"
 Event = dict[str, Any]
 
 

@@ -5,9 +5,13 @@
                                  {"kind": "drop", ...}   a group that ended without being complete
                                  {"kind": "end", ...}    every group of the round has been reported
 
-Each line is sealed (`common.journal_lines`) and on the disk when the call returns. The head names the weights that the groups
-were sampled from, by fingerprint: a replay uses a journal only where it has come out at the same weights. What cannot be
-trusted (a torn tail, an edited line, another head) is moved to `groups/rejected.txt`, told, and sampled again.
+Each line is sealed (`common.journal_lines`) and with the operating system when the call returns, so that it survives the death
+of every process; a thread brings it to the disk meanwhile, and the end of a round waits for that. What a machine that loses
+power had not synced is sampled again, from the same weights: trainer state lies at round boundaries only.
+
+The head names the weights that the groups were sampled from, by fingerprint: a replay uses a journal only where it has come out
+at the same weights. What cannot be trusted (a torn tail, an edited line, another head) is moved to `groups/rejected.txt`, told,
+and sampled again.
 """
 
 import os
@@ -24,6 +28,7 @@ from common.journal_reader import Found, read_journal
 from common.protocols import Problem
 from common.records import Group, Reason
 from common.report.groups import group_to_json, round_path
+from common.syncing import Syncer
 
 REJECTED = "rejected.txt"
 
@@ -48,6 +53,7 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._tell = directory, tell
         self._file: IO[bytes] | None = None
+        self._syncer: Syncer | None = None
         self._path = directory
         self._lines: list[tuple[Entry, bytes]] = []  # recorded before this process or recovery
         self._num_reports = 0
@@ -95,31 +101,39 @@ class Journal:
         head = self._path.open("rb").readline()
         self.close()
         self._rewrite(head, self._lines)
-        self._file, self._is_ended = self._path.open("ab", buffering=0), False
+        self._is_ended = False
+        self._open_file()
 
     def end(self) -> None:
         """Every group of the round has been reported."""
         if not self._is_ended:
             self._append({"kind": "end", "num_reports": self._num_reports})
             self._is_ended = True
+            if self._syncer is not None:
+                self._syncer.now()
 
     def close(self) -> None:
         """Idempotent."""
-        if self._file is not None:
+        if self._file is not None and self._syncer is not None:
+            self._syncer.close()
             self._file.close()
-            self._file = None
+            self._file = self._syncer = None
 
     def _begin(self, found: Found) -> None:
-        self._file = self._path.open("ab", buffering=0)
+        self._open_file()
         self._lines, self._num_reports, self._is_ended = found.entries, len(found.entries), found.is_whole
 
+    def _open_file(self) -> None:
+        self._file = self._path.open("ab", buffering=0)
+        self._syncer = Syncer(self._path, self._file.fileno())
+
     def _append(self, row: dict[str, Any]) -> None:
-        assert self._file is not None, "no round is open"
+        assert self._file is not None and self._syncer is not None, "no round is open"
         line = memoryview(seal(row))
         with writing(self._path):
             while line:  # a write may take a part of it
                 line = line[self._file.write(line) :]
-            os.fdatasync(self._file.fileno())
+        self._syncer.soon()
 
     def _rewrite(self, head: bytes, entries: Sequence[tuple[Entry, bytes]]) -> None:
         write_durably(self._path, b"".join([head, *(line for _, line in entries)]))
