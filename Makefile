@@ -93,6 +93,7 @@ soak: $(STAMP)
 two-nodes: $(STAMP)
 	$(BIN)/python benchmarks/two_nodes.py
 	$(BIN)/python benchmarks/two_nodes.py --kill trainer
+	$(BIN)/python -m pytest -m slow tests/integration/test_placing.py
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/resume_cost.py
@@ -100,6 +101,7 @@ faults: $(STAMP)
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py
+	$(BIN)/python -m pytest -m slow tests/unit/test_gpu_check.py
 
 env: $(STAMP)
 

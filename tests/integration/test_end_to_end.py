@@ -108,7 +108,16 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
 def test_the_run_directory_holds_what_the_contract_lists(proof: Proof) -> None:
     """Design section 8, and nothing half-written."""
     names = {path.name for path in proof.run_dir.path.iterdir()}
-    files = {"config.yaml", "timeline.jsonl", "metrics.jsonl", "eval.jsonl", "trace.json", "report.html", "result.json"}
+    files = {
+        "config.yaml",
+        "start.json",
+        "timeline.jsonl",
+        "metrics.jsonl",
+        "eval.jsonl",
+        "trace.json",
+        "report.html",
+        "result.json",
+    }
     assert names == files | {"groups", "eval", "tensorboard", "checkpoints", "model", "logs"}
 
 

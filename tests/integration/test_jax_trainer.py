@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from common.config import Config
-from common.errors import ConfigError, DataError, TrainerDiedError, TrainerError, UsageError
+from common.errors import ConfigError, DataError, DiskError, TrainerDiedError, TrainerError, UsageError
 from common.spool import model_layout, read_manifest
 from common.testing.contracts import check_trainer
 from rolloutpipe_jax.trainer import start_trainer
@@ -93,7 +93,7 @@ def test_a_save_that_cannot_be_written_is_told_once_and_training_goes_on(fresh, 
     async def scenario():
         await fresh.save(tmp_path / "saved")
         (tmp_path / "saved.partial" / "state.json").mkdir()  # stands where the driver writes last
-        with pytest.raises(OSError, match=r"state\.json"):
+        with pytest.raises(DiskError, match=r"saved cannot be written: Is a directory"):
             await fresh.saved()
         await fresh.saved()
         await save(fresh, tmp_path / "next")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.listeners import LOOPBACK
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]  # `make two-nodes`
 HERE = Path(__file__).parent
 
 

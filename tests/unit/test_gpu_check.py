@@ -32,6 +32,7 @@ def job(*words: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_both_trainers_measure_the_tiny_shape_and_agree(gpu_check: Any, tmp_path: Path) -> None:
     gpu_check.save_model("tiny", tmp_path)
     found = {

@@ -69,11 +69,11 @@ def same_end(lab: Lab, whole: Lab) -> None:
     assert [metrics.round for metrics in lab.result.rounds] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("every", [None, 1, 3])
+@pytest.mark.parametrize("every", [None, 2])
 @pytest.mark.parametrize("kind", EVENTS)
 def test_cut_off_at_any_event_it_ends_like_an_undisturbed_one(tmp_path: Path, kind: str, every: int | None) -> None:
     whole = run(tmp_path / "whole")
-    for number in (1, 2, 5, 9, 17, 40):
+    for number in (1, 9, 24):
         root = tmp_path / f"{number}"
         stopped = run(root, stop_when=nth(kind, number), checkpoint={"every": every})
         if stopped.error is None:
@@ -110,7 +110,7 @@ def test_several_cuts_in_one_round(tmp_path: Path) -> None:
 def test_a_trainer_that_dies_starts_again_and_the_rounds_are_replayed(tmp_path: Path, kind: str) -> None:
     """Within one process: the engines go on, and nothing on disk is sampled again."""
     whole = run(tmp_path / "whole")
-    for number in (1, 3, 8, 20):
+    for number in (1, 8):
         trainer = RecordingTrainer()
         lab = run_with_deaths(tmp_path / f"{number}", trainer, nth(kind, number), checkpoint={"every": 2})
         same_end(lab, whole)

@@ -70,7 +70,7 @@ def test_runs_whose_engines_and_trainer_die_end_like_an_undisturbed_one(tmp_path
     wanted, quiet = ended(tmp_path / "quiet", None, num_engines)
     assert not quiet.of("fault")
     parts: set[str] = set()
-    for seed in range(20):
+    for seed in range(6):
         found, lab = ended(tmp_path / str(seed), seed, num_engines)
         assert found == wanted, f"seed {seed}"
         rounds = {event["round"]: event["books"] for event in lab.of("round_end")}
