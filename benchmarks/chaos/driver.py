@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from chaos import plants
 from chaos.fake_engine import FakeVllmEngine
-from chaos.moments import append, enter, home, is_next, reach
+from chaos.moments import append, due, enter, home, kill, reach
 from common import cli, journal, prepare, timeline
 from common.commands import train
 from common.protocols import Problem
@@ -99,9 +99,8 @@ def strike_in_journal() -> None:
 
     def group(self: journal.Journal, group: Group, problem: Problem) -> None:
         reach("before-line")
-        if is_next("half-line"):
-            file: IO[bytes] = self._file  # type: ignore[assignment]
-            self._file = _Half(file)  # type: ignore[assignment]
+        for strike in due("half-line"):
+            self._file = _Half(self._file, strike)  # type: ignore[assignment,arg-type]
         write_group(self, group, problem)
         reach("after-line")
 
@@ -111,14 +110,14 @@ def strike_in_journal() -> None:
 class _Half:
     """Writes half of a line, then the process is killed."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes], strike: dict[str, Any]) -> None:
+        self._file, self._strike = file, strike
 
     def write(self, line: bytes) -> int:
         self._file.write(line[: len(line) // 2])
         self._file.flush()
         os.fsync(self._file.fileno())
-        reach("half-line")
+        kill(self._strike)
         raise AssertionError("this process should be dead")
 
 

@@ -161,8 +161,10 @@ class RunUnderFire:
         if last["edit"] == "tear":
             lines[-1] = lines[-1][: len(lines[-1]) // 2]
         else:
-            middle = len(lines) // 2
-            lines[middle] = lines[middle].replace(b'"reward":1.0', b'"reward":0.5', 1).replace(b'"seed":1', b'"seed":2', 1)
+            line = bytearray(lines[len(lines) // 2])  # a digit of it is another one now
+            place = next(index for index in range(len(line) // 2, len(line)) if chr(line[index]).isdigit())
+            line[place] = ord("1") if line[place] == ord("2") else ord("2")
+            lines[len(lines) // 2] = bytes(line)
         path.write_bytes(b"".join(lines))
 
     def _judge(self) -> None:

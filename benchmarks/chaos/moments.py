@@ -50,23 +50,20 @@ def process_of(place: Path) -> psutil.Process | None:
 
 def reach(point: str) -> None:
     """Say that this process is at `point`; it may not return."""
+    for strike in due(point):
+        if strike["delay_s"] > 0:
+            append(home() / "reached.jsonl", {**strike, "wall_s": time.time()})
+        else:
+            kill(strike)
+
+
+def due(point: str) -> list[dict[str, Any]]:
+    """The same, for who carries out the strikes himself: those of this time."""
     planned = [strike for strike in _plan() if strike["point"] == point]
     if not planned:
-        return
+        return []
     count = _count(point)
-    for strike in planned:
-        if strike["nth"] == count:
-            if strike["delay_s"] > 0:
-                append(home() / "reached.jsonl", {**strike, "wall_s": time.time()})
-            else:
-                kill(strike)
-
-
-def is_next(point: str) -> bool:
-    """The next time that this point is reached, something dies: for what has to be done by halves before."""
-    counter = home() / "counts" / point
-    count = counter.stat().st_size if counter.exists() else 0
-    return any(strike["point"] == point and strike["nth"] == count + 1 for strike in _plan())
+    return [strike for strike in planned if strike["nth"] == count]
 
 
 def kill(strike: dict[str, Any]) -> bool:
