@@ -84,8 +84,9 @@ grid: $(STAMP)
 	$(BIN)/python benchmarks/schedule_grid.py --grid second
 
 chaos: $(STAMP)
-	$(BIN)/python benchmarks/chaos
+	$(BIN)/python benchmarks/chaos --seeds 0-29
 	$(BIN)/python benchmarks/chaos --real --seeds 0-2
+	$(BIN)/python benchmarks/chaos --plants
 
 soak: $(STAMP)
 	$(BIN)/python benchmarks/soak.py
