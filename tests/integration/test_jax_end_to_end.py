@@ -80,7 +80,7 @@ def test_no_library_speaks(proof: Proof) -> None:
 def test_the_run_directory_is_that_of_any_run(proof: Proof) -> None:
     """Design section 8."""
     names = {path.name for path in proof.run_dir.path.iterdir()}
-    files = {"config.yaml", "timeline.jsonl", "metrics.jsonl", "trace.json", "report.html", "result.json"}
+    files = {"config.yaml", "start.json", "timeline.jsonl", "metrics.jsonl", "trace.json", "report.html", "result.json"}
     assert names == files | {"groups", "tensorboard", "checkpoints", "model", "logs"}
 
 
