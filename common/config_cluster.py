@@ -1,11 +1,20 @@
 """Settings of where a run's processes live, of what happens when one of them dies, and of what stays on disk."""
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, StrictInt, model_validator
 
 from common.config_section import Section
 from common.errors import ConfigError, explain
+
+# Resources that Ray gives every node, or a placement group: a process that took 1 of them as a custom one would not be placed.
+_RAYS_OWN = re.compile(r"CPU|GPU|memory|object_store_memory|node:.*|bundle_group_.*|.*_group_(\d+_)?[0-9a-f]{36}")
+
+
+def is_rays_own(resource: str) -> bool:
+    """Whether it is no custom resource (`ray start --resources`)."""
+    return _RAYS_OWN.fullmatch(resource) is not None
 
 
 class PlaceConfig(Section):
@@ -41,6 +50,11 @@ class ClusterConfig(Section):
             raise ConfigError(
                 explain("cluster.address", "must be local, auto or host:port", self.address, "for example 10.0.0.5:6379")
             )
+        for name, place in (("rollout", self.rollout), ("trainer", self.trainer)):
+            if place.resource is not None and is_rays_own(place.resource):
+                rule = "must be a custom resource: one that nodes were started with (ray start --resources)"
+                remedy = "name such a one, or leave it out: GPUs and CPU cores are asked for in any case"
+                raise ConfigError(explain(f"cluster.{name}.resource", rule, place.resource, remedy))
         if self.is_local:
             self._check_local()
         return self

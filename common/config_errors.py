@@ -18,6 +18,7 @@ _MAX_VALUES = 100_000  # in one file
 _MAX_DEPTH = 100
 _MAX_DIGITS = 100
 _MAX_PARTS = 16  # of a key a.b.c
+_MAX_FILES = 20  # that extend each other
 
 
 class _Loader(yaml.SafeLoader):
@@ -93,7 +94,7 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The mapping in `path`, laid over the one that its `extends` names: sections are joined, all else is replaced.
 
     `extends` is a file, relative to `path`; `above` are the files that led here. Raises ConfigError where a file is missing,
-    broken or no mapping, or extends itself.
+    broken or no mapping, or extends itself, or is the last of too many.
     """
     data = _read_mapping(path)
     base = data.pop("extends", None)
@@ -102,7 +103,14 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str):
         raise ConfigError(explain("extends", "must be the name of a configuration file", base, f"see {path}"))
     above = (*above, path.resolve())
-    if (path.parent / base).resolve() in above:
+    if len(above) == _MAX_FILES:
+        raise ConfigError(explain("extends", f"must lead through at most {_MAX_FILES} files", base, f"join some, up to {path}"))
+    try:
+        leads_back = (path.parent / base).resolve() in above
+    except (OSError, ValueError, RuntimeError) as error:  # a zero byte; links in a circle
+        cause = f"see {path} ({_one_line(error)})"
+        raise ConfigError(explain("extends", "must be the name of a configuration file", base, cause)) from error
+    if leads_back:
         raise ConfigError(explain("extends", f"must not lead back to a file that led to {path}", base, "remove it"))
     return _laid_over(read_yaml(path.parent / base, above), data)
 
@@ -118,6 +126,8 @@ def _is_section(value: object) -> bool:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for, for ever
+            raise ValueError("it is no regular file")
         text = read_text(path)
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or _one_line(error)

@@ -118,8 +118,8 @@ def _check_versions(found: str) -> None:
     host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise _no_answer(found, error.strerror or str(error) or type(error).__name__) from error
+    except (OSError, UnicodeError) as error:  # of a host name that cannot be one
+        raise _no_answer(found, getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
     versions = _ask(found)
     mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
     if versions is not None and versions != mine:

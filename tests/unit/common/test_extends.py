@@ -1,5 +1,6 @@
 """`extends` of a configuration: what the base says, unless the file says otherwise."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,15 +50,36 @@ def test_a_value_that_is_no_section_replaces_one(folder: Path) -> None:
         ("extends: nowhere.yaml\n", "CONFIG: must be a readable YAML file, got '"),
         ("extends: [base.yaml]\n", "extends: must be the name of a configuration file, got ['base.yaml']"),
         ("extends: broken.yaml\n", "CONFIG: must be valid YAML, got '"),
+        ('extends: "a\\0b"\n', "extends: must be the name of a configuration file, got 'a"),
+        ("extends: circle.yaml\n", "extends: must be the name of a configuration file, got 'circle.yaml'"),
+        ("extends: pipe.yaml\n", "CONFIG: must be a readable YAML file, got '"),
     ],
 )
 def test_a_base_that_cannot_be_is_refused_in_one_line(folder: Path, text: str, said: str) -> None:
     (folder / "top.yaml").write_text(text)
     (folder / "other.yaml").write_text("extends: top.yaml\n")
     (folder / "broken.yaml").write_text("a: [\n")
+    (folder / "circle.yaml").symlink_to(folder / "circle.yaml")
+    os.mkfifo(folder / "pipe.yaml")
     with pytest.raises(ConfigError) as caught:
         load_config(folder / "top.yaml")
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"^CONFIG: must be a readable YAML file.*\(it is no regular file\)$"):
+        load_config(tmp_path / "pipe.yaml")
+
+
+def test_a_chain_of_twenty_files_is_read_and_a_longer_one_refused(tmp_path: Path) -> None:
+    (tmp_path / "0.yaml").write_text(BASE)
+    for number in range(1, 21):
+        (tmp_path / f"{number}.yaml").write_text(f"extends: {number - 1}.yaml\n")
+    assert load_config(tmp_path / "19.yaml").rounds == 3
+    with pytest.raises(ConfigError, match=r"^extends: must lead through at most 20 files, got '0\.yaml'; "):
+        load_config(tmp_path / "20.yaml")
 
 
 def test_extends_is_of_files_and_no_setting(folder: Path) -> None:

@@ -34,6 +34,11 @@ def test_a_port_that_nobody_listens_on():
     refused(f"127.0.0.1:{port}", rule + "start one with `ray start --head")
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_a_host_that_can_be_none(host):
+    refused(f"{host}:6379", rf"^cluster\.address: must be that of a Ray cluster that runs \(.*\), got '{host}:6379'; start one")
+
+
 def test_one_that_listens_and_says_nothing(monkeypatch, capfd):
     monkeypatch.setattr(cluster, "_ANSWER_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
