@@ -6,13 +6,10 @@ from pathlib import Path
 
 from common.batching import plan_micro_batches
 from common.config import Config
-from common.errors import ConfigError, explain
+from common.disk import existing
+from common.disk_space import check_space, disk_needs
 from common.plan_given import Given
-
-GB = 1e9
-# A line of groups/ for one token: its id, its log-prob with all its digits, its text as JSON; for a prompt its id alone.
-_TOKEN_BYTES, _PROMPT_TOKEN_BYTES, _SAMPLE_BYTES = 36, 8, 500
-_STATE_BYTES = 12  # of a checkpoint for each parameter: weight and two moments in float32
+from common.spool_place import planned_root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +35,7 @@ class Disk:
     checkpoints: int  # that lie there at the same time
     journal_round: int  # samples of a round at the limits
     journal_rounds: int  # that stay
+    spool: int  # two versions of the weights on their way to the engines; 0 where it lies elsewhere
     model: int  # the final weights
     total: int
     free: int
@@ -64,40 +62,18 @@ def plan_batches(config: Config, given: Given) -> Batches:
 
 
 def plan_disk(config: Config, given: Given, run_dir: Path) -> Disk:
-    """Raises ConfigError where the disk of `run_dir` has no room for what the run will keep there."""
-    checkpoint = _STATE_BYTES * given.num_params
-    every = config.checkpoint.every
-    saves = 1 if every is None else -(-config.rounds // every)
-    checkpoints = min(saves, config.checkpoint.keep + 1)  # the oldest goes when the newest is there
-    journal = journal_bytes(
-        config.groups_per_round * config.responses_per_group, given.longest_prompt, config.sampling.max_tokens
-    )
-    rounds = min(config.rounds, config.retention.groups or config.rounds)
-    total = checkpoints * checkpoint + rounds * journal + given.model_bytes
-    free = shutil.disk_usage(_existing(run_dir)).free
-    if total > free:
-        rule = f"must be on a disk with {total / GB:.1f} GB free ({checkpoints} checkpoints of {checkpoint / GB:.1f} GB"
-        rule += f", samples {rounds * journal / GB:.1f} GB, the final model {given.model_bytes / GB:.1f} GB)"
-        remedy = f"only {free / GB:.1f} GB are free: choose another disk, or lower checkpoint.keep or retention.groups"
-        raise ConfigError(explain("run_dir", rule, str(run_dir), remedy))
+    """Raises ConfigError where a disk has no room for what the run will keep there."""
+    needs = disk_needs(config, given)
+    spool_root = planned_root(config, run_dir, needs.spool)
+    check_space(needs, run_dir, spool_root)
+    spool = needs.spool if spool_root == run_dir else 0
     return Disk(
-        checkpoint=checkpoint,
-        checkpoints=checkpoints,
-        journal_round=journal,
-        journal_rounds=rounds,
-        model=given.model_bytes,
-        total=total,
-        free=free,
+        checkpoint=needs.checkpoint,
+        checkpoints=needs.num_checkpoints,
+        journal_round=needs.journal,
+        journal_rounds=needs.num_journals,
+        spool=spool,
+        model=needs.model,
+        total=needs.kept + spool,
+        free=shutil.disk_usage(existing(run_dir)).free,
     )
-
-
-def journal_bytes(responses: int, prompt_tokens: int, response_tokens: int) -> int:
-    """Of so many samples of these lengths, about."""
-    return responses * (_SAMPLE_BYTES + _PROMPT_TOKEN_BYTES * prompt_tokens + _TOKEN_BYTES * response_tokens)
-
-
-def _existing(path: Path) -> Path:
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path

@@ -15,7 +15,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from common.model_files import TensorLayout
 
 SHARED_MEMORY = Path("/dev/shm")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_NUM_SPOOLS = 2  # the one that engines serve, and the next one while it is written
+NUM_SPOOLS = 2  # the one that engines serve, and the next one while it is written
 _SPARE = 2  # what must be free, in multiples of what the spools take
 _GB = 1e9
 
@@ -38,7 +38,7 @@ def spool_place(config: Config, run_dir: Path, layout: Mapping[str, TensorLayout
 
     Raises ConfigError where `cluster.spool_dir` cannot be used.
     """
-    needed = _NUM_SPOOLS * spool_bytes(layout)
+    needed = NUM_SPOOLS * spool_bytes(layout)
     in_run_dir = run_dir / "spool"
     shutil.rmtree(in_run_dir, ignore_errors=True)  # of a driver that was killed; no two runs share a run directory
     place: tuple[Path, int] | None = None
@@ -56,6 +56,19 @@ def spool_place(config: Config, run_dir: Path, layout: Mapping[str, TensorLayout
             os.close(lock)
 
 
+def planned_root(config: Config, run_dir: Path, needed: int) -> Path:
+    """What `spool_place` will choose for spools of `needed` bytes in all, when only the present room is known; nothing is made.
+
+    As there, what killed runs have left is removed first.
+    """
+    given = config.cluster.spool_dir
+    if given is not None:
+        with suppress(OSError, ValueError):  # told by `spool_place`
+            _remove_left(Path(given), _host_prefix())
+        return Path(given)
+    return SHARED_MEMORY if config.cluster.is_local and _has_memory(needed) else run_dir
+
+
 def spool_bytes(layout: Mapping[str, TensorLayout]) -> int:
     """Of one spool with these tensors; headers and manifest are nothing beside them."""
     return sum(prod(tensor.shape) * _BYTES.get(tensor.dtype, 4) for tensor in layout.values())
@@ -64,18 +77,25 @@ def spool_bytes(layout: Mapping[str, TensorLayout]) -> int:
 def _in_memory(needed: int) -> tuple[Path, int] | None:
     """None where it has too little room, or cannot be used."""
     try:
-        _remove_left(SHARED_MEMORY, _prefix())  # first: what they take may be the room that is wanting
-        free = min(shutil.disk_usage(SHARED_MEMORY).free, psutil.virtual_memory().available)  # it counts against both
-        return _held_in(SHARED_MEMORY, _prefix()) if free >= _SPARE * needed else None
+        return _held_in(SHARED_MEMORY, _prefix()) if _has_memory(needed) else None
     except OSError:
         return None
+
+
+def _has_memory(needed: int) -> bool:
+    try:
+        _remove_left(SHARED_MEMORY, _prefix())  # first: what they take may be the room that is wanting
+        free = min(shutil.disk_usage(SHARED_MEMORY).free, psutil.virtual_memory().available)  # it counts against both
+        return free >= _SPARE * needed
+    except OSError:
+        return False
 
 
 def _given(spool_dir: str, needed: int) -> tuple[Path, int]:
     field, place = "cluster.spool_dir", Path(spool_dir)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        prefix = _prefix(f"{socket.gethostname()}@")  # a lock may not be seen from another host, so each removes its own
+        prefix = _host_prefix()
         _remove_left(place, prefix)
         free = shutil.disk_usage(place).free
         if free >= needed:
@@ -84,12 +104,17 @@ def _given(spool_dir: str, needed: int) -> tuple[Path, int]:
         rule = "must be a directory that can be written and locked"
         cause = getattr(error, "strerror", None) or error
         raise ConfigError(explain(field, rule, spool_dir, f"choose another place ({cause})")) from error
-    rule = f"must have {needed / _GB:.3g} GB free, for {_NUM_SPOOLS} spools (it has {free / _GB:.3g} GB)"
+    rule = f"must have {needed / _GB:.3g} GB free, for {NUM_SPOOLS} spools (it has {free / _GB:.3g} GB)"
     raise ConfigError(explain(field, rule, spool_dir, "make room, or choose another place"))
 
 
 def _prefix(host: str = "") -> str:
     return f"rolloutpipe-{os.getuid()}-{host}"
+
+
+def _host_prefix() -> str:
+    """A lock may not be seen from another host, so each removes its own."""
+    return _prefix(f"{socket.gethostname()}@")
 
 
 def _held_in(place: Path, prefix: str) -> tuple[Path, int]:

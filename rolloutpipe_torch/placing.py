@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from common.config import Config
-from common.config_cluster import PlaceConfig
+from common.config_cluster import PlaceConfig, is_rays_own
 from common.errors import ConfigError, explain
 from common.ranks import local_options
 from rolloutpipe_torch.room import has_gpus
@@ -39,6 +39,18 @@ class Demand:
     def unit(self) -> str:
         """The resource that is counted."""
         return "GPU" if "GPU" in self.bundle else "CPU"
+
+    @property
+    def needed(self) -> float:
+        """Of the unit, by all processes."""
+        return self.count * self.bundle[self.unit]
+
+    @property
+    def lower(self) -> str:
+        """The setting that makes it less; "" where there is none."""
+        if self.count > 1:
+            return self.counts
+        return self.size if self.bundle[self.unit] > 1 else ""
 
     def fits(self, resources: dict[str, float]) -> int:
         """Processes that a node of so much has room for."""
@@ -137,13 +149,11 @@ def check_demands(demands: Sequence[Demand], nodes: Sequence[dict[str, Any]]) ->
     for unit in ("GPU", "CPU"):
         mine = [demand for demand in demands if demand.unit == unit]
         together = {node["NodeID"]: node["Resources"].get(unit, 0) for demand in mine for node in nodes_of(demand.place, nodes)}
-        needed, there = sum(demand.count * demand.bundle[unit] for demand in mine), sum(together.values())
+        needed, there = sum(demand.needed for demand in mine), sum(together.values())
         if needed > there:
-            parts = " and ".join(f"{demand.count * demand.bundle[unit]:g} for {demand.pool}" for demand in mine)
-            rule = f"must have the {needed:g} {_words(unit)} that the pools ask for together ({parts})"
-            raise ConfigError(
-                explain("cluster", rule, f"{there:g}", f"add nodes, or lower {' or '.join(d.counts for d in mine)}")
-            )
+            parts = " and ".join(f"{demand.needed:g} for {demand.pool}" for demand in mine)
+            rule = f"must have the {_amount(needed, unit)} that the pools ask for together ({parts})"
+            raise ConfigError(explain("cluster", rule, f"{there:g}", _more_or_less(mine)))
 
 
 def _check_room(demand: Demand, resources: Sequence[dict[str, float]]) -> None:
@@ -151,23 +161,29 @@ def _check_room(demand: Demand, resources: Sequence[dict[str, float]]) -> None:
     unit, each = demand.unit, demand.bundle[demand.unit]
     where = f"cluster.{demand.pool}"
     largest, there = max(node.get(unit, 0) for node in resources), sum(node.get(unit, 0) for node in resources)
-    if there < demand.count * each:
-        rule = f"asks for {demand.count * each:g} {_words(unit)} on nodes{_described(demand.place)}, the cluster must have them"
-        raise ConfigError(explain(where, rule, f"{there:g}", f"add nodes, or lower {demand.counts}"))
+    if there < demand.needed:
+        rule = f"asks for {_amount(demand.needed, unit)} on nodes{_described(demand.place)}, the cluster must have them"
+        raise ConfigError(explain(where, rule, f"{there:g}", _more_or_less([demand])))
     if largest < each:
-        rule = f"must be at most the {largest:g} {_words(unit)} of one node{_described(demand.place)}"
+        rule = f"must be at most the {_amount(largest, unit)} of one node{_described(demand.place)}"
         raise ConfigError(explain(demand.size, rule, int(each), f"use {int(largest)}"))
     fits = sum(map(demand.fits, resources))
     if fits < demand.count:
-        what = ", ".join(f"{amount:g} {_words(name)}" for name, amount in demand.bundle.items())
+        what = ", ".join(_amount(amount, name) for name, amount in demand.bundle.items())
         rule = f"must be at most the {fits} that nodes{_described(demand.place)} have room for, at {what} each within one node"
         raise ConfigError(explain(demand.counts, rule, demand.count, f"use {fits}, or add nodes"))
 
 
+def _more_or_less(demands: Sequence[Demand]) -> str:
+    """The remedy of a shortfall."""
+    lower = " or ".join(demand.lower for demand in demands if demand.lower)
+    return f"add nodes, or lower {lower}" if lower else "add nodes"
+
+
 def _no_node(demand: Demand, nodes: Sequence[dict[str, Any]]) -> ConfigError:
     labels = {f"{name}={value}" for node in nodes for name, value in node["Labels"].items() if not name.startswith("ray.io/")}
-    resources = {name for node in nodes for name in node["Resources"] if ":" not in name and name.islower()}
-    has = ", ".join(sorted(labels | (resources - {"memory", "object_store_memory"}))) or "neither labels nor resources of yours"
+    resources = {name for node in nodes for name in node["Resources"] if ":" not in name and not is_rays_own(name)}
+    has = ", ".join(sorted(labels | resources)) or "neither labels nor resources of yours"
     asked = demand.place.model_dump(exclude_defaults=True, include={"labels", "resource"})
     rule = f"must name labels or a resource of a node of the cluster (it has {has})"
     remedy = "start a node with them: ray start --labels or --resources"
@@ -183,7 +199,7 @@ def _reserve(demand: Demand) -> PlacementGroup:
     remove_placement_group(group)
     unit = demand.unit
     free = ray.available_resources().get(unit, 0)
-    what = f"{demand.count * demand.bundle[unit]:g} {_words(unit)} on nodes{_described(demand.place)}"
+    what = f"{_amount(demand.needed, unit)} on nodes{_described(demand.place)}"
     rule = f"asks for {what}, which must become free within {_RESERVE_S:g} s"
     raise ConfigError(explain(f"cluster.{demand.pool}", rule, f"{free:g} free in all", "end what else runs, or add nodes"))
 
@@ -194,5 +210,7 @@ def _described(place: PlaceConfig) -> str:
     return f" with {' and '.join(parts)}" if parts else ""
 
 
-def _words(unit: str) -> str:
-    return {"GPU": "GPUs", "CPU": "CPU cores"}.get(unit, unit)
+def _amount(amount: float, unit: str) -> str:
+    """In words: 1 GPU, 2 CPU cores, 1 slot."""
+    word = {"GPU": "GPU", "CPU": "CPU core"}.get(unit)
+    return f"{amount:g} {unit if word is None else word if amount == 1 else f'{word}s'}"

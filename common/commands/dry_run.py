@@ -127,7 +127,8 @@ def _batch_rows(config: Config, batches: Batches) -> Rows:
 def _disk(config: Config, disk: Disk) -> str:
     kept = f"{disk.checkpoints} checkpoint{'s' if disk.checkpoints > 1 else ''}"
     samples = f"samples at most {_size(disk.journal_round)} a round, {disk.journal_rounds} rounds kept"
-    return f"at most {_size(disk.total)} of {_size(disk.free)} free: {kept}, {samples}, final model {_size(disk.model)}"
+    spool = f"spool {_size(disk.spool)}" if disk.spool else "the spool elsewhere"
+    return f"at most {_size(disk.total)} of {_size(disk.free)} free: {kept}, {samples}, final model {_size(disk.model)}, {spool}"
 
 
 def _ranks(config: Config) -> str:

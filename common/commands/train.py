@@ -16,6 +16,7 @@ from common.display import LiveDisplay, final_table
 from common.errors import ConfigError, DataError, DiskError, InputError, RolloutPipeError, RunError, explain
 from common.evaluation.training import check_same_evaluations
 from common.launch import check_cluster, launched, ray_running
+from common.plan_given import of_prepared
 from common.prepare import Prepared, prepare
 from common.report.html import write_report
 from common.report.tensorboard import TensorboardListener
@@ -34,6 +35,7 @@ from common.rundir import (
     write_atomically,
     write_config,
 )
+from common.spool_place import planned_root
 from common.stacks import stack_dumps
 from common.timeline import Timeline, read_timeline
 
@@ -77,7 +79,8 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
     check_cluster(config.cluster)
     prepared = prepare(config, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
     start = {"workload": prepared.workload.content_hash, "model": model_identity(prepared.model_dir)}
-    check_space(disk_needs(config, prepared.layout, run_dir if resume else None), run_dir)
+    needs = disk_needs(config, of_prepared(prepared), run_dir if resume else None)
+    check_space(needs, run_dir.path, planned_root(config, run_dir.path, needs.spool))
     if resume:
         check_same_start(run_dir, start)
     else:

@@ -21,8 +21,8 @@ from common.config import load_config
 from common.disk import disk_fault, stopped, writing
 from common.disk_space import DiskNeeds, check_space, disk_needs
 from common.errors import ConfigError, DataError, DiskError, RunError, TrainerError
+from common.plan_given import Given
 from common.rundir import RunDir, finished_checkpoints
-from common.spool import TensorLayout
 from common.timeline import Timeline, read_timeline
 
 SETTINGS: dict[str, Any] = {"checkpoint": {"every": 1}, "eval": {"every": 1}, "group_order": "submission"}
@@ -295,7 +295,10 @@ def test_a_disk_of_128_kb_is_full_and_the_run_goes_on_when_it_has_grown(tmp_path
 
 # --- before the run
 
-LAYOUT = {"a": TensorLayout((1000, 1000), "float32"), "b": TensorLayout((10,), "bfloat16")}
+GIVEN = Given(
+    model="m", num_params=1_000_010, model_bytes=4_000_020, shape=None, workload=None, longest_prompt=100, max_model_len=300
+)
+SMALL = {"groups_per_round": 2, "responses_per_group": 5, "sampling__max_tokens": 50}  # 10 x (500 + 8 x 100 + 36 x 50) a round
 
 
 def config(tmp_path: Path, **settings: Any) -> Any:
@@ -305,23 +308,36 @@ def config(tmp_path: Path, **settings: Any) -> Any:
 
 
 def test_the_needs_of_a_run_are_counted(tmp_path: Path) -> None:
-    needs = disk_needs(config(tmp_path, rounds=10, checkpoint__every=2), LAYOUT)
-    assert needs == DiskNeeds(checkpoint=12 * 1_000_010, num_checkpoints=3, spool=2 * 4_000_020, model=4_000_020)
-    assert disk_needs(config(tmp_path, rounds=10), LAYOUT).num_checkpoints == 1
-    assert disk_needs(config(tmp_path, rounds=2, checkpoint__every=1, checkpoint__keep=5), LAYOUT).num_checkpoints == 2
+    needs = disk_needs(config(tmp_path, rounds=10, checkpoint__every=2, **SMALL), GIVEN)
+    assert needs == DiskNeeds(
+        checkpoint=12 * 1_000_010, num_checkpoints=3, journal=31_000, num_journals=10, spool=2 * 4_000_020, model=4_000_020
+    )
+    assert needs.kept == 3 * 12 * 1_000_010 + 10 * 31_000 + 4_000_020
+    assert disk_needs(config(tmp_path, rounds=10), GIVEN).num_checkpoints == 1
+    assert disk_needs(config(tmp_path, rounds=2, checkpoint__every=1, checkpoint__keep=5), GIVEN).num_checkpoints == 2
+    assert disk_needs(config(tmp_path, rounds=10, retention__groups=4), GIVEN).num_journals == 4
+
+
+def test_a_resume_counts_only_the_samples_that_are_not_there(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.groups.mkdir()
+    for index in range(3):
+        (run_dir.groups / f"round-{index:05d}.jsonl").touch()
+    assert disk_needs(config(tmp_path, rounds=10), GIVEN, run_dir).num_journals == 7
 
 
 def test_too_little_room_is_refused_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {"now": 47_000_000}
+    free = {"now": 48_200_000}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, free["now"]))  # type: ignore[attr-defined]
-    needs = disk_needs(config(tmp_path, rounds=10, checkpoint__every=2), LAYOUT)
+    needs = disk_needs(config(tmp_path, rounds=10, checkpoint__every=2, **SMALL), GIVEN)
     with pytest.raises(ConfigError) as error:
-        check_space(needs, RunDir(tmp_path / "not" / "yet"))
+        check_space(needs, tmp_path / "not" / "yet", tmp_path / "not" / "yet")
     assert str(error.value).startswith(
-        "run_dir: must have 48.0 MB free (3 checkpoints 36.0 MB, model 4.0 MB, spool 8.0 MB), got '47.0 MB free'"
+        "run_dir: must have 48.3 MB free (3 checkpoints 36.0 MB, samples of 10 rounds, at most 0.3 MB, model 4.0 MB, "
+        "spool 8.0 MB), got '48.2 MB free'"
     )
     free["now"] = 49_000_000
-    check_space(needs, RunDir(tmp_path))
+    check_space(needs, tmp_path, tmp_path)
 
 
 def test_a_spool_on_another_disk_is_counted_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,8 +350,8 @@ def test_a_spool_on_another_disk_is_counted_there(tmp_path: Path, monkeypatch: p
         "disk_usage",
         lambda path: shutil._ntuple_diskusage(10**12, 0, free[path]),  # type: ignore[attr-defined]
     )
-    needs = disk_needs(config(tmp_path, rounds=10, checkpoint__every=2), LAYOUT)
+    needs = disk_needs(config(tmp_path, rounds=10, checkpoint__every=2, **SMALL), GIVEN)
     with pytest.raises(ConfigError, match=r"cluster\.spool_dir: must have 8\.0 MB free \(spool 8\.0 MB\), got '7\.0 MB free'"):
-        check_space(needs, RunDir(tmp_path), shared)
+        check_space(needs, tmp_path, shared)
     free[shared] = 9_000_000
-    check_space(needs, RunDir(tmp_path), shared)
+    check_space(needs, tmp_path, shared)

@@ -9,9 +9,10 @@ import pytest
 
 from common import cli
 from common.config import Config, load_config
+from common.disk_space import journal_bytes
 from common.plan_given import of_names
 from common.plan_memory import plan_memory
-from common.plan_run import journal_bytes, plan_batches, plan_disk
+from common.plan_run import plan_batches, plan_disk
 from common.records import FinishReason, Group, Request, Response, Sample, Times, Verdict
 from common.report.groups import group_to_json
 
@@ -113,7 +114,9 @@ def test_checkpoints_and_samples_that_stay_are_counted() -> None:
     config = load_config(LSAT, ["rounds=40", "checkpoint.every=4", "checkpoint.keep=2", "retention.groups=5"])
     disk = plan_disk(config, of_names(config, print), Path("runs/x"))
     assert (disk.checkpoints, disk.journal_rounds) == (3, 5)  # the third is there before the first goes
-    assert disk.total == 3 * disk.checkpoint + 5 * disk.journal_round + disk.model
+    assert disk.spool == 2 * disk.model  # on a cluster it lies in the run directory
+    assert disk.total == 3 * disk.checkpoint + 5 * disk.journal_round + disk.model + disk.spool
+    assert plan(LSAT, "cluster.spool_dir=spools")[2].spool == 0
 
 
 # --- what cannot fit
@@ -146,7 +149,7 @@ def test_checkpoints_and_samples_that_stay_are_counted() -> None:
         (["training.micro_batch_tokens=4096"], "training.micro_batch_tokens: must hold the longest", "raise it"),
         (["sampling.max_tokens=40960", "training.micro_batch_tokens=50000"], "sampling.max_tokens: must leave room", "lower it"),
         (["model.path=models/none"], "model.path: must hold a config.json", "config.json"),
-        (["checkpoint.every=1", "checkpoint.keep=60", "rounds=60"], "run_dir: must be on a disk with 1", "checkpoint.keep"),
+        (["checkpoint.every=1", "checkpoint.keep=60", "rounds=60"], "run_dir: must have 1", "checkpoint.keep"),
     ],
 )
 def test_what_cannot_fit_is_refused(capsys: pytest.CaptureFixture[str], overrides: list[str], said: str, remedy: str) -> None:

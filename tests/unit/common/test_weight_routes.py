@@ -323,6 +323,21 @@ def test_files_reach_all_engines_and_one_that_hangs_is_told(tmp_path: Path) -> N
     run_virtual(main())
 
 
+def test_a_group_that_failed_is_not_used_again_by_the_same_members(tmp_path: Path) -> None:
+    """Also where trainer and engines are the same afterwards and all say that they are in it: its collective was left."""
+
+    async def main() -> None:
+        lab = Lab(tmp_path)
+        assert await lab.deliver(1) == [None, None]
+        lab.engines[1].fault = ("finish", "raise")
+        assert (await lab.deliver(2))[1] is not None
+        lab.engines[1].fault, lab.engines[1].is_alive, lab.engines[1].is_half_new = None, True, False
+        assert await lab.deliver(3) == [None, None]
+        assert lab.wire.calls.count("trainer meets 4") == 2
+
+    run_virtual(main())
+
+
 class FakeRanks:
     """Two ranks; answers by method."""
 

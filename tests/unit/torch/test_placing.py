@@ -80,10 +80,40 @@ SPLIT = [A100S, node("b", "roll", GPU=3.0), node("c", "roll", GPU=3.0)]
             r"got \{'labels': \{'pool': 'rolls'\}\}; start a node",
         ),
         (
-            [A100S, node("b", GPU=8.0, fast=1.0)],
+            [A100S, node("b", GPU=8.0, fast=1.0, Slot=1.0, bundle_group_0_aa=1.0)],
             ({"resource": "slow"}, TRAIN),
             GPUS,
-            r"^cluster\.rollout: .*it has fast, pool=train.*'slow'",
+            r"^cluster\.rollout: .*\(it has Slot, fast, pool=train\).*'slow'",
+        ),
+        (
+            SMALL,
+            (ROLL, TRAIN),
+            {**GPUS, "rollout": {"replicas": 1, "tensor_parallel": 4}},
+            r"^cluster\.rollout: asks for 4 GPUs .*got '2'; add nodes, or lower rollout\.tensor_parallel$",
+        ),
+        (
+            [node("a", GPU=2.0)],
+            ({}, {}),
+            {"rollout": {"replicas": 1}, "training": {"ranks": 2}},
+            r"^cluster: must have the 3 GPUs .*got '2'; add nodes, or lower training\.ranks$",
+        ),
+        (
+            [node("a", GPU=1.0)],
+            ({}, {}),
+            {"rollout": {"replicas": 1}, "training": {"ranks": 1}},
+            r"^cluster: must have the 2 GPUs .*got '1'; add nodes$",
+        ),
+        (
+            [node("a", GPU=1.0)],
+            ({}, {}),
+            {"rollout": {"replicas": 1}, "training": {"ranks": 1}, "trainer": "jax"},
+            r"^cluster: must have the 2 GPUs .*got '1'; add nodes$",
+        ),
+        (
+            [node("a", "roll", GPU=1.0), node("b", "roll", GPU=1.0), A100S],
+            (ROLL, TRAIN),
+            {**GPUS, "rollout": {"replicas": 1, "tensor_parallel": 2}},
+            r"^rollout\.tensor_parallel: must be at most the 1 GPU of one node with label pool=roll, got 2; use 1$",
         ),
         (
             SPLIT,
@@ -101,7 +131,8 @@ SPLIT = [A100S, node("b", "roll", GPU=3.0), node("c", "roll", GPU=3.0)]
             [A100S, node("b", "roll", GPU=8.0, slot=1.0)],
             ({"resource": "slot"}, TRAIN),
             GPUS,
-            r"^rollout\.replicas: must be at most the 1 that nodes with resource slot have room for, at 1 GPUs, 1 slot each",
+            r"^rollout\.replicas: must be at most the 1 that nodes with resource slot have room for, "
+            r"at 1 GPU, 1 slot each within one node",
         ),
         (
             SPLIT,
@@ -132,3 +163,15 @@ SPLIT = [A100S, node("b", "roll", GPU=3.0), node("c", "roll", GPU=3.0)]
 def test_what_is_missing_is_named(nodes, places, settings, told):
     with pytest.raises(ConfigError, match=told):
         check(nodes, places, **settings)
+
+
+def test_an_engine_beyond_the_replicas_stays_on_the_nodes_of_its_pool(monkeypatch):
+    """It has no bundle of the placement group, which only reserves for `rollout.replicas`; labels and resource still hold."""
+    monkeypatch.setattr(placing.ray, "nodes", lambda: [A100S, node("b", "roll", GPU=8.0, slot=8.0)])
+    monkeypatch.setattr(placing, "_reserve", lambda demand: demand.pool)
+    cluster = {"address": "h:6379", "rollout": {**ROLL, "resource": "slot"}, "trainer": TRAIN}
+    placed = placing.Placing(Config(model={"path": "m"}, cluster=cluster, **GPUS))
+    inside, beyond = placed.engine_options(1), placed.engine_options(2)
+    assert inside["scheduling_strategy"].placement_group_bundle_index == 1 and "label_selector" not in inside
+    assert beyond["label_selector"] == {"pool": "roll"} and "scheduling_strategy" not in beyond
+    assert inside["resources"] == beyond["resources"] == {"slot": 1} and beyond["num_gpus"] == 1
