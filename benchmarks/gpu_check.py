@@ -32,6 +32,7 @@ PROMPT = 64
 UPDATES = 4  # timed, after one that is not
 DTYPES = ("bfloat16", "float32")
 KINDS = ("torch", "jax")
+LATE = "cut off at the end of the budget"
 # Largest difference of a log-prob, and of the gradient norm relative to torch's: our limits.
 LIMITS = {"float32": (1e-3, 1e-3), "bfloat16": (0.3, 0.05)}
 # Dense TFLOPS that NVIDIA states: bfloat16 tensor cores summing in float32, and float32 without TF32, as both trainers compute.
@@ -244,6 +245,8 @@ class Check:
     def _reason(self, kind: str, name: str) -> str:
         """Why nothing of it can run; empty where it can."""
         found = self.found[kind]
+        if found.get("error") == LATE:
+            return f"no time: the budget ended while {kind} was looked for"
         if "error" in found:
             return f"{kind} is not usable here ({found['error']})"
         if name == "tiny":
@@ -283,7 +286,7 @@ class Check:
                 command, env=environment, capture_output=True, text=True, timeout=max(1.0, self.left_s), check=False
             )
         except subprocess.TimeoutExpired:
-            return {"error": "cut off at the end of the budget"}
+            return {"error": LATE}
         lines = done.stdout.strip().splitlines()
         if done.returncode or not lines:
             return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]}
@@ -339,6 +342,11 @@ def _number(value: float | None, form: str = "{:.2f}") -> str:
     return "–" if value is None else form.format(value)
 
 
+def _version(found: dict[str, Any]) -> str:
+    """Of a framework that was looked for."""
+    return str(found.get("version") or ("not looked at, no time" if found.get("error") == LATE else "not usable"))
+
+
 def main() -> None:
     """Measure, show, and exit 1 where something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -354,7 +362,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"--shapes: must be of {', '.join(CASES)}, got {unknown[0]!r}")
     check = Check(arguments.budget)
-    versions = ", ".join(f"{kind} {found.get('version', 'not usable')}" for kind, found in check.found.items())
+    versions = ", ".join(f"{kind} {_version(found)}" for kind, found in check.found.items())
     print(f"{where()}; {check.found['torch'].get('gpu') or 'no GPU'}; {versions}")
     measured = [one for name in names for one in check.shape(name)]
     lines = parity(measured)

@@ -19,7 +19,7 @@ from common.journal_lines import Drop
 from common.policies import AdaptiveFrontierDispatch, AdmissionPolicy, FifoAdmission, FrontierGroupDispatch
 from common.protocols import Problem
 from common.queue import CompleteGroupQueue
-from common.records import PipelineState, UpdateResult
+from common.records import PipelineState, Reason, UpdateResult
 from common.rollout_side import Parts, RolloutSide
 from common.train_side import TrainSide
 from common.waiting_queue import WaitingQueue
@@ -198,9 +198,11 @@ class Round:
     def _describe(self) -> str:
         """Who waits for whom, in one line."""
         queue, evaluator = self._queue.snapshot(), self._parts.evaluator
+        filtered = queue.dropped.get(Reason.FILTERED, 0)
         evaluation = f"; {evaluator.describe()}" if evaluator is not None else ""
         return (
             f"round {self._index}: {queue.num_taken + queue.num_waiting} of {queue.num_expected} groups complete, "
-            f"{queue.num_dropped} dropped, {queue.num_taken} with the trainer, which is {self._train_side.doing}; "
+            f"{filtered} filtered, {queue.num_dropped - filtered} dropped, "
+            f"{queue.num_taken} with the trainer, which is {self._train_side.doing}; "
             f"{self._rollout_side.describe()}{evaluation}"
         )

@@ -121,6 +121,20 @@ def create(run_dir: RunDir, config: Config, start: Mapping[str, str] = MappingPr
         raise _bad_place(run_dir.path, getattr(error, "strerror", None) or error) from error
 
 
+def has_begun(run_dir: RunDir) -> bool:
+    """Whether a process of the run has left anything there: a log beside the driver's, or samples."""
+    return run_dir.groups.exists() or any(path.name != "driver.log" for path in run_dir.logs.iterdir())
+
+
+def undo(run_dir: RunDir, *, existed: bool) -> None:
+    """Take back what `create` made, and the driver since then, of a run that was refused before it began."""
+    if not existed:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        return
+    for path in (run_dir.config, run_dir.start, run_dir.timeline, run_dir.logs / "driver.log"):
+        path.unlink(missing_ok=True)
+
+
 def write_config(run_dir: RunDir, config: Config) -> None:
     """The resolved configuration; of a resumed run the one that it goes on with."""
     write_atomically(run_dir.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

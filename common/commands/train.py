@@ -29,9 +29,11 @@ from common.rundir import (
     check_same_start,
     create,
     finished_checkpoints,
+    has_begun,
     held,
     plan_run_dir,
     read_state,
+    undo,
     write_atomically,
     write_config,
 )
@@ -81,6 +83,7 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
     start = {"workload": prepared.workload.content_hash, "model": model_identity(prepared.model_dir)}
     needs = disk_needs(config, of_prepared(prepared), run_dir if resume else None)
     check_space(needs, run_dir.path, planned_root(config, run_dir.path, needs.spool))
+    existed = run_dir.path.exists()
     if resume:
         check_same_start(run_dir, start)
     else:
@@ -91,7 +94,10 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
             write_config(run_dir, config)
         try:
             result = _record(config, prepared, run_dir, console, resume)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, InputError) and not (resume or has_begun(run_dir)):
+                undo(run_dir, existed=existed)
+                raise
             with suppress(DiskError):  # the run's own error is to be told
                 _write_reports(run_dir)
             raise

@@ -85,6 +85,19 @@ def test_what_is_missing_or_too_large_or_too_late_is_skipped_with_its_reason(che
     assert set(found.values()) == {"no model: no time left"}
 
 
+def test_what_the_budget_cut_off_is_not_called_unusable(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **options: Any) -> Any:
+        if command[-1] == "jax":
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return subprocess.CompletedProcess(command, 0, json.dumps({"version": "2", "gpu": None, "gpu_bytes": 0}), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    check = gpu_check.Check(15)
+    assert reasons(check.shape("0.6b"))[("jax", "float32")] == "no time: the budget ended while jax was looked for"
+    assert gpu_check._version(check.found["jax"]) == "not looked at, no time"
+    assert gpu_check._version({"error": "No module named 'jax'"}) == "not usable" and gpu_check._version({"version": "2"}) == "2"
+
+
 def test_mfu_is_flops_over_the_peak_of_the_named_gpu(gpu_check: Any, checked: Callable[..., Any]) -> None:
     check = checked(GPU, GPU)
     one = next(one for one in check.shape("0.6b") if (one.kind, one.dtype) == ("torch", "bfloat16"))

@@ -322,7 +322,8 @@ def test_the_watchdog_says_who_waits_for_whom() -> None:
     first = lab.of("stall")[0]
     assert first["t"] == pytest.approx(quiet_from + 30)
     assert first["message"] == (
-        "nothing happened for 30 s; round 0: 3 of 4 groups complete, 0 dropped, 3 with the trainer, which is waiting for a "
+        "nothing happened for 30 s; round 0: 3 of 4 groups complete, 0 filtered, 0 dropped, "
+        "3 with the trainer, which is waiting for a "
         "complete group; requests in flight: 1, oldest r0/g2/m3 for 35 s; with the verifier: 0; not admitted: 0; "
         "engines: engine 0 alive, 1 running, version 0"
     )

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Hashable, Iterable
 
 import pytest
-from round_lab import SCHEDULES, Lab, RecordingTrainer, run_round
+from round_lab import SCHEDULES, Lab, RecordingTrainer, ScriptedVerifier, run_round
 
 from common.errors import EngineError, PublishError
-from common.records import Request, Response, Sampling
+from common.records import Request, Response, Sampling, Verdict
 from common.testing import FakeEngine, FakeVerifier, Fault
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -247,4 +247,15 @@ def test_the_watchdog_also_speaks_during_a_publish() -> None:
 
     lab = run_round(publish=publish, limits={"stall_s": 30})
     assert len(lab.of("stall")) == 2
-    assert "4 of 4 groups complete, 0 dropped, 4 with the trainer, which is done" in lab.of("stall")[0]["message"]
+    assert "4 of 4 groups complete, 0 filtered, 0 dropped, 4 with the trainer, which is done" in lab.of("stall")[0]["message"]
+
+
+def test_a_stall_tells_filtered_and_dropped_groups_apart() -> None:
+    """One of four cannot be scored, one has no reward spread; the other two are trained."""
+    script = {(0, member): Verdict.ERROR for member in range(4)} | {(1, member): 0.3 for member in range(4)}
+
+    async def publish(lab: Lab) -> None:
+        await asyncio.sleep(40)
+
+    lab = run_round(verifier=ScriptedVerifier(script), filter="drop", publish=publish, limits={"stall_s": 30})
+    assert "2 of 4 groups complete, 1 filtered, 1 dropped, 2 with the trainer" in lab.of("stall")[0]["message"]

@@ -15,7 +15,7 @@ from common import spool_place as place_module
 from common.config import Config
 from common.errors import ConfigError
 from common.model_files import TensorLayout
-from common.spool_place import spool_bytes, spool_place
+from common.spool_place import planned_root, spool_bytes, spool_place
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYOUT = {"w": TensorLayout((1000, 10), "float32"), "n": TensorLayout((100,), "bfloat16")}
@@ -68,6 +68,19 @@ def test_a_local_run_has_a_directory_in_shared_memory_that_only_its_user_reads(m
         raise RuntimeError
     assert list(memory.iterdir()) == []
     assert list(run_dir.iterdir()) == []
+
+
+def test_the_planned_root_is_where_the_spool_then_lies(memory: Path, run_dir: Path, tmp_path: Path) -> None:
+    """In memory, in a given directory, and on a cluster; planning makes nothing."""
+    needed = 2 * spool_bytes(LAYOUT)
+    given = tmp_path / "given"
+    for config, expected in ((local(), memory), (local(given), given), (local(address="auto"), run_dir)):
+        assert planned_root(config, run_dir, needed) == expected
+        assert not given.exists() and list(memory.iterdir()) == list(run_dir.iterdir()) == []
+        with spool_place(config, run_dir, LAYOUT) as path:
+            assert path.parent == expected
+        given.rmdir() if given.exists() else None
+    assert planned_root(local(), run_dir, 2**60) == run_dir
 
 
 def test_two_runs_at_once_have_two_directories_and_neither_removes_the_other(memory: Path, run_dir: Path) -> None:
