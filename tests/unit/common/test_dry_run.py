@@ -212,3 +212,11 @@ def journal_line(prompt: int, response: int) -> int:
 def test_the_samples_of_a_round_take_what_is_planned(prompt: int, response: int) -> None:
     written = journal_line(prompt, response)
     assert written <= journal_bytes(1, prompt, response) <= 1.25 * written
+
+
+def test_the_documented_room_on_disk_is_the_planned_one() -> None:
+    disk = plan(LSAT)[2]
+    total, checkpoint, model, spool = (f"{part / 1e9:.1f}" for part in (disk.total, disk.checkpoint, disk.model, disk.spool))
+    samples = f"samples at most {disk.journal_round / 1e9:.2f} a round for {disk.journal_rounds} rounds"
+    row = f"| disk | {total} GB: a checkpoint {checkpoint}, the final model {model}, the spool {spool}, {samples} |"
+    assert row in (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
