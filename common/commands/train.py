@@ -25,6 +25,7 @@ from common.run import Run
 from common.run_parts import RunResult
 from common.rundir import (
     RunDir,
+    begun,
     check_same_start,
     create,
     finished_checkpoints,
@@ -75,26 +76,29 @@ def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
     check_cluster(config.cluster)
+    with held(run_dir) if resume else begun(run_dir):
+        result = _train(config, run_dir, console, resume)
+    console.print(final_table(result.rounds, run_dir.path))
+    console.print(f"report: {run_dir.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    return result
+
+
+def _train(config: Config, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
     prepared = prepare(config, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
     start = {"workload": prepared.workload.content_hash, "model": model_identity(prepared.model_dir)}
     check_space(disk_needs(config, prepared.layout, run_dir if resume else None), run_dir)
     if resume:
         check_same_start(run_dir, start)
+        run_dir.logs.mkdir(exist_ok=True)  # of a directory that holds nothing but what a resume needs
     else:
         create(run_dir, config, start)
-    with held(run_dir):
-        if resume:
-            run_dir.logs.mkdir(exist_ok=True)  # of a directory that holds nothing but what a resume needs
-            write_config(run_dir, config)
-        try:
-            result = _record(config, prepared, run_dir, console, resume)
-        except BaseException:
-            with suppress(DiskError):  # the run's own error is to be told
-                _write_reports(run_dir)
-            raise
-        _write_reports(run_dir)
-    console.print(final_table(result.rounds, run_dir.path))
-    console.print(f"report: {run_dir.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    try:
+        result = _record(config, prepared, run_dir, console, resume)
+    except BaseException:
+        with suppress(DiskError):  # the run's own error is to be told
+            _write_reports(run_dir)
+        raise
+    _write_reports(run_dir)
     return result
 
 
@@ -107,6 +111,8 @@ def _write_reports(run_dir: RunDir) -> None:
 def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
     """The run within its timeline, which ends by saying how the run ended."""
     start_s = _last_event_s(run_dir) if resume else 0.0
+    if resume:
+        write_config(run_dir, config)
     with Timeline(run_dir.timeline, offset_s=start_s) as timeline:
         tensorboard = TensorboardListener(timeline, run_dir.tensorboard)
         status, detail = "failed", ""
