@@ -18,7 +18,7 @@ from common.materialize import materialize, reward_stats, scale_to_batch
 from common.open_group import Member, OpenGroup, Stage
 from common.protocols import Engine, Problem, Trainer, Verifier
 from common.recorded import misfit
-from common.records import Group, Reason
+from common.records import FinishReason, Group, Reason
 from common.requests import group_name, group_requests
 from common.timeline import Timeline
 from common.waiting_queue import WaitingQueue
@@ -101,6 +101,7 @@ class Assembly:
             return
         self._books.finished += len(group.members)
         self._books.unscored += sum(sample.reward is None for sample in entry.group.samples)
+        self._tell_recorded(entry.group)
         self._tell_complete(entry.group)
         self._report(entry.group, group)
 
@@ -118,6 +119,18 @@ class Assembly:
             self._parts.on_group(group, problem)
             self._queue.put(group)
         self._held = []
+
+    def _tell_recorded(self, done: Group) -> None:
+        """What responses and verdicts would have told, had they come in this try."""
+        self._timeline.emit(
+            "group_recorded",
+            round=self._index,
+            group=done.group_id,
+            lengths=[sample.num_tokens for sample in done.samples],
+            rewards=[sample.reward for sample in done.samples],
+            statuses=[sample.status for sample in done.samples],
+            cut_off=sum(sample.response.finish_reason is FinishReason.LENGTH for sample in done.samples),
+        )
 
     def _tell_complete(self, done: Group) -> None:
         mean, spread = reward_stats(done.samples)

@@ -69,6 +69,8 @@ class Journal:
         """
         self.close()
         self._path = round_path(self._directory, head.round)
+        if not self._path.exists() and round_path(self._directory, head.round + 1).exists():
+            self._tell(f"{self._path.name} is gone, though later ones are there: its groups are sampled again")
         found = read_journal(self._path, head, num_members, fault_of)
         if is_batch and found.entries and not found.is_whole:
             found.reject_all(f"{self._path.name}: its advantages are of a whole round, which it does not hold")

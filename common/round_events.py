@@ -140,6 +140,12 @@ class RoundEvents:
         self.groups_recorded = event["groups"]
         self.is_replay = event["is_whole"]
 
+    def _on_group_recorded(self, event: Event) -> None:
+        self.lengths += event["lengths"]
+        self.num_cut_off += event["cut_off"]
+        self.rewards += [reward for reward in event["rewards"] if reward is not None]
+        self.verdicts.update(map(str, event["statuses"]))
+
     def _on_retry(self, event: Event) -> None:
         self.retries += 1
 

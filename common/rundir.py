@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -79,9 +79,7 @@ def plan_run_dir(config: Config) -> RunDir:
     """Where the run will lie; nothing is made yet. Raises ConfigError where a run lies there already."""
     if config.run_dir is not None:
         run_dir = RunDir(Path(config.run_dir))
-        if run_dir.config.exists() or run_dir.timeline.exists():
-            remedy = f"choose another, remove it, or go on with it: --resume {config.run_dir}"
-            raise ConfigError(explain("run_dir", "must not hold a run already", config.run_dir, remedy))
+        check_no_run(run_dir)
         _check_place(run_dir.path)
         return run_dir
     stem = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -91,6 +89,13 @@ def plan_run_dir(config: Config) -> RunDir:
         path = Path(f"{stem}-{number}")
     _check_place(path)
     return RunDir(path)
+
+
+def check_no_run(run_dir: RunDir) -> None:
+    """Raises ConfigError where a run lies in the directory."""
+    if run_dir.config.exists() or run_dir.timeline.exists():
+        remedy = f"choose another, remove it, or go on with it: --resume {run_dir.path}"
+        raise ConfigError(explain("run_dir", "must not hold a run already", str(run_dir.path), remedy))
 
 
 def _check_place(path: Path) -> None:
@@ -126,10 +131,14 @@ def has_begun(run_dir: RunDir) -> bool:
     return run_dir.groups.exists() or any(path.name != "driver.log" for path in run_dir.logs.iterdir())
 
 
-def undo(run_dir: RunDir, *, existed: bool) -> None:
-    """Take back what `create` made, and the driver since then, of a run that was refused before it began."""
-    if not existed:
-        shutil.rmtree(run_dir.path, ignore_errors=True)
+def undo(run_dir: RunDir, *, was_empty: bool) -> None:
+    """Take back what `create` made, and the driver since then, of a run that was refused before it began.
+
+    Of a directory that held other files only what would keep another run out of it.
+    """
+    if was_empty:
+        for path in run_dir.path.iterdir():
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
         return
     for path in (run_dir.config, run_dir.start, run_dir.timeline, run_dir.logs / "driver.log"):
         path.unlink(missing_ok=True)
@@ -138,6 +147,24 @@ def undo(run_dir: RunDir, *, existed: bool) -> None:
 def write_config(run_dir: RunDir, config: Config) -> None:
     """The resolved configuration; of a resumed run the one that it goes on with."""
     write_atomically(run_dir.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+
+
+@contextmanager
+def begun(run_dir: RunDir) -> Iterator[None]:
+    """The place of a new run, made and held: no other start gets it. What is still empty at the end goes again."""
+    missing = [path for path in (run_dir.path, *run_dir.path.parents) if not path.exists()]
+    try:
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _bad_place(run_dir.path, getattr(error, "strerror", None) or error) from error
+    try:
+        with held(run_dir):
+            check_no_run(run_dir)
+            yield
+    finally:
+        with suppress(OSError):  # not empty: the run is there
+            for path in missing:
+                path.rmdir()
 
 
 @contextmanager
@@ -168,7 +195,7 @@ def checkpoint_dir(run_dir: RunDir, num_rounds: int) -> Path:
 def finished_checkpoints(run_dir: RunDir) -> list[Path]:
     """Oldest first; `state.json` is written last, so one without it was not finished."""
     found = (path.parent for path in run_dir.checkpoints.glob("round-*/state.json"))
-    return sorted(found, key=lambda path: (len(path.name), path.name))  # round-100000 comes after round-99999
+    return sorted((path for path in found if path.name[6:].isdigit()), key=lambda path: int(path.name[6:]))
 
 
 def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:
@@ -180,6 +207,7 @@ def newest_checkpoint(run_dir: RunDir) -> tuple[Path, dict[str, Any]]:
     return finished[-1], read_state(finished[-1])
 
 
+_MOVE_AWAY = "move that directory away, then resume again: the checkpoint before it counts"
 START_RULES = {
     "workload": ("must be the problems that the run was trained on", "give the same file and settings as before"),
     "model": ("must be the weights and tokenizer that the run started from", "give the same model directory as before"),
@@ -212,8 +240,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         whole_number(state, "version", 0, MAX_COUNT)
         if not {"sampler", "workload"} <= state.keys():
             raise ValueError("parts are missing")
+        if not state["round"] == state["version"] == int(checkpoint.name.rpartition("-")[2]):
+            raise ValueError(f"round {state['round']} and version {state['version']} are not those of its directory")
     except (OSError, ValueError) as error:
-        raise DataError(explain("--resume", "needs a readable state.json", str(checkpoint), "remove this checkpoint")) from error
+        raise DataError(explain("--resume", f"needs a whole state.json ({error})", str(checkpoint), _MOVE_AWAY)) from error
     return state
 
 

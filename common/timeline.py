@@ -27,6 +27,7 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 | fault | part (`engine-1`, `trainer`, `disk`), detail: what died, and how that was noticed |
 | recovered | start (of its fault), part, detail |
 | recorded | groups, drops (found in the journal, and not sampled again), is_whole (nothing is left to sample) |
+| group_recorded | group, lengths, rewards (null: none), statuses, cut_off (how many): of a group that stood in the journal |
 | left_out | message (lines of a journal that are not used, and why) |
 | round_end | books (rule 3: groups, refilled, trained, filtered, dropped, requests, finished, failed, cancelled) |
 

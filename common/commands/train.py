@@ -26,6 +26,7 @@ from common.run import Run
 from common.run_parts import RunResult
 from common.rundir import (
     RunDir,
+    begun,
     check_same_start,
     create,
     finished_checkpoints,
@@ -79,31 +80,34 @@ def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
     check_cluster(config.cluster)
+    with held(run_dir) if resume else begun(run_dir):
+        result = _train(config, run_dir, console, resume)
+    console.print(final_table(result.rounds, run_dir.path))
+    console.print(f"report: {run_dir.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    return result
+
+
+def _train(config: Config, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
     prepared = prepare(config, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
     start = {"workload": prepared.workload.content_hash, "model": model_identity(prepared.model_dir)}
     needs = disk_needs(config, of_prepared(prepared), run_dir if resume else None)
     check_space(needs, run_dir.path, planned_root(config, run_dir.path, needs.spool))
-    existed = run_dir.path.exists()
     if resume:
         check_same_start(run_dir, start)
-    else:
+        run_dir.logs.mkdir(exist_ok=True)  # of a directory that holds nothing but what a resume needs
+    was_empty = not any(run_dir.path.iterdir())
+    if not resume:
         create(run_dir, config, start)
-    with held(run_dir):
-        if resume:
-            run_dir.logs.mkdir(exist_ok=True)  # of a directory that holds nothing but what a resume needs
-            write_config(run_dir, config)
-        try:
-            result = _record(config, prepared, run_dir, console, resume)
-        except BaseException as error:
-            if isinstance(error, InputError) and not (resume or has_begun(run_dir)):
-                undo(run_dir, existed=existed)
-                raise
-            with suppress(DiskError):  # the run's own error is to be told
-                _write_reports(run_dir)
+    try:
+        result = _record(config, prepared, run_dir, console, resume)
+    except BaseException as error:
+        if isinstance(error, InputError) and not (resume or has_begun(run_dir)):
+            undo(run_dir, was_empty=was_empty)
             raise
-        _write_reports(run_dir)
-    console.print(final_table(result.rounds, run_dir.path))
-    console.print(f"report: {run_dir.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+        with suppress(DiskError):  # the run's own error is to be told
+            _write_reports(run_dir)
+        raise
+    _write_reports(run_dir)
     return result
 
 
@@ -116,6 +120,8 @@ def _write_reports(run_dir: RunDir) -> None:
 def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
     """The run within its timeline, which ends by saying how the run ended."""
     start_s = _last_event_s(run_dir) if resume else 0.0
+    if resume:
+        write_config(run_dir, config)
     with Timeline(run_dir.timeline, offset_s=start_s) as timeline:
         tensorboard = TensorboardListener(timeline, run_dir.tensorboard)
         status, detail = "failed", ""

@@ -74,6 +74,7 @@ class PromptSampler:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state` was taken. Raises DataError where it is of another set or seed."""
+        _check_state(state)
         for field, own in (("num_problems", self._num_problems), ("seed", self._seed)):
             if state[field] != own:
                 rule = f"must be that of the run to resume ({field} {state[field]})"
@@ -99,3 +100,12 @@ class PromptSampler:
         self._epoch = epoch
         self._position = 0
         self._last = sorted(late)
+
+
+def _check_state(state: Any) -> None:
+    """Raises DataError unless it has the parts of `PromptSampler.state`."""
+    counts, lists = ("num_problems", "epoch", "position"), ("last", "drawn")
+    is_whole = isinstance(state, dict) and all(type(state.get(name)) is int and state[name] >= 0 for name in counts)
+    if not (is_whole and "seed" in state and all(isinstance(state.get(name), list) for name in lists)):
+        remedy = "move that checkpoint away, then resume again: the one before it counts"
+        raise DataError(explain("sampler", "must be the state of an order of problems", str(state)[:60], remedy))

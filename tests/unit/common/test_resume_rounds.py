@@ -292,6 +292,39 @@ def test_a_resumed_run_keeps_the_figures_of_rounds_that_were_only_replayed(tmp_p
     assert lab.metrics[2]["groups_recorded"] > 0 and lab.metrics[3]["groups_recorded"] == 0
 
 
+FIGURES = ("reward_mean", "length_mean", "length_median", "length_max", "cut_off_share", "no_answer_share", "groups_trained")
+
+
+def test_figures_of_a_resumed_round_count_what_was_on_disk(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", sampling={"max_tokens": 5})
+    for number in (1, 4, 9):
+        root = tmp_path / f"{number}"
+        run(root, stop_when=nth("group_complete", number), sampling={"max_tokens": 5})
+        lab = run(root, resume=True, sampling={"max_tokens": 5})
+        for row, wanted in zip(lab.metrics, whole.metrics, strict=True):
+            assert {name: row[name] for name in FIGURES} == pytest.approx({name: wanted[name] for name in FIGURES})
+    (whole.run_dir.metrics).unlink()  # and of rounds that are only replayed
+    for path in whole.run_dir.checkpoints.iterdir():
+        (path / "state.json").unlink()
+    for row, wanted in zip(run(tmp_path / "whole", resume=True, sampling={"max_tokens": 5}).metrics, lab.metrics, strict=True):
+        assert {name: row[name] for name in FIGURES} == pytest.approx({name: wanted[name] for name in FIGURES})
+
+
+def test_a_journal_that_is_gone_is_told(tmp_path: Path) -> None:
+    stopped = run(tmp_path, stop_when=nth("update", 5))
+    (stopped.run_dir.groups / "round-00000.jsonl").unlink()
+    assert "round-00000.jsonl is gone, though later ones are there" in told(run(tmp_path, resume=True))
+
+
+@pytest.mark.parametrize("state", [None, {}, {"num_problems": 20}, [1]])
+def test_a_state_without_its_order_of_problems_is_one_line(tmp_path: Path, state: Any) -> None:
+    stopped = run(tmp_path, stop_when=nth("update", 5), checkpoint={"every": 1})
+    path = stopped.run_dir.checkpoints / "round-00001" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sampler": state}))
+    lab = run(tmp_path, resume=True)
+    assert isinstance(lab.error, DataError) and "sampler: must be the state of an order of problems" in str(lab.error)
+
+
 def test_other_problems_do_not_use_the_journal(tmp_path: Path) -> None:
     run(tmp_path, rounds=1)
     lab = run(tmp_path, resume=True, rounds=2, problems=workload_of(20, "0ther"))

@@ -11,6 +11,7 @@ from common.config import load_config
 from common.errors import ConfigError, DataError, DiskError
 from common.rundir import (
     RunDir,
+    begun,
     check_same_problems,
     checkpoint_dir,
     create,
@@ -141,12 +142,40 @@ def test_without_a_checkpoint_a_resume_is_refused(tmp_path: Path) -> None:
         newest_checkpoint(RunDir(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"round": 1}'])
+STATE = '{"round": %d, "version": %d, "sampler": {}, "workload": "a"}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"round": 1}', STATE % (2, 2), STATE % (1, 7), STATE % (2, 1)])
 def test_a_broken_state_names_its_checkpoint(tmp_path: Path, text: str) -> None:
     directory = checkpoint(RunDir(tmp_path), 1)
     (directory / "state.json").write_text(text)
-    with pytest.raises(DataError, match=r"--resume: needs a readable state\.json, got .*round-00001.*; remove this checkpoint"):
+    with pytest.raises(DataError, match=r"--resume: needs a whole state\.json .*, got .*round-00001.*; move that directory away"):
         newest_checkpoint(RunDir(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["round-00002.damaged", "round-00002-old", "round-"])
+def test_a_checkpoint_that_was_moved_away_counts_no_more(tmp_path: Path, name: str) -> None:
+    run_dir = RunDir(tmp_path)
+    checkpoint(run_dir, 1)
+    checkpoint(run_dir, 2).rename(run_dir.checkpoints / name)
+    assert [path.name for path in finished_checkpoints(run_dir)] == ["round-00001"]
+
+
+def test_of_two_starts_into_one_directory_the_second_changes_nothing(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "runs" / "a")
+    with begun(run_dir):
+        create(run_dir, config_of(seed=1))
+        with pytest.raises(ConfigError, match="must not be a run that still goes on"), begun(run_dir):
+            create(run_dir, config_of(seed=2))
+    with pytest.raises(ConfigError, match="must not hold a run already"), begun(run_dir):
+        create(run_dir, config_of(seed=3))
+    assert load_config(run_dir.config).seed == 1
+
+
+def test_a_start_that_is_refused_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), begun(RunDir(tmp_path / "runs" / "a")):
+        raise ConfigError("refused")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_problems_are_refused() -> None:
