@@ -57,11 +57,15 @@ def journal_bytes(responses: int, prompt_tokens: int, response_tokens: int) -> i
 
 
 def check_space(needs: DiskNeeds, run_dir: Path, spool_root: Path) -> None:
-    """Raises ConfigError, with the numbers, where a disk has less room. `spool_root`: see `spool_place.planned_root`."""
-    count, rounds = needs.num_checkpoints, needs.num_journals
+    """Raises ConfigError, with the numbers, where a disk has less room. `spool_root`: see `spool_place.planned_root`.
+
+    Of samples one round counts: all of them at their limits is more than most runs will ever write, and a disk that fills up
+    stops a run cleanly.
+    """
+    count = needs.num_checkpoints
     parts = [
         (f"{count} checkpoints" if count > 1 else "checkpoint", count * needs.checkpoint, run_dir),
-        (f"samples of {rounds} round{'s' if rounds > 1 else ''}, at most", rounds * needs.journal, run_dir),
+        ("samples of a round, at most", needs.journal, run_dir),
         ("model", needs.model, run_dir),
         ("spool", needs.spool, spool_root),
     ]
@@ -70,7 +74,7 @@ def check_space(needs: DiskNeeds, run_dir: Path, spool_root: Path) -> None:
         needed, free = sum(num_bytes for _, num_bytes in here), free_bytes(place)
         if free is not None and needed > free:
             rule = f"must have {size(needed)} free ({', '.join(f'{name} {size(num_bytes)}' for name, num_bytes in here)})"
-            lower = ", or lower checkpoint.keep or retention.groups" if len(here) > 1 else ""
+            lower = ", or lower checkpoint.keep" if len(here) > 1 else ""
             remedy = f"make room on the disk of {existing(place)}, or set {field} to another disk{lower}"
             raise ConfigError(explain(field, rule, f"{size(free)} free", remedy))
 

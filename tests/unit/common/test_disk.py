@@ -327,14 +327,14 @@ def test_a_resume_counts_only_the_samples_that_are_not_there(tmp_path: Path) -> 
 
 
 def test_too_little_room_is_refused_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {"now": 48_200_000}
+    free = {"now": 48_000_000}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, free["now"]))  # type: ignore[attr-defined]
     needs = disk_needs(config(tmp_path, rounds=10, checkpoint__every=2, **SMALL), GIVEN)
     with pytest.raises(ConfigError) as error:
         check_space(needs, tmp_path / "not" / "yet", tmp_path / "not" / "yet")
     assert str(error.value).startswith(
-        "run_dir: must have 48.3 MB free (3 checkpoints 36.0 MB, samples of 10 rounds, at most 0.3 MB, model 4.0 MB, "
-        "spool 8.0 MB), got '48.2 MB free'"
+        "run_dir: must have 48.0 MB free (3 checkpoints 36.0 MB, samples of a round, at most 0.0 MB, model 4.0 MB, "
+        "spool 8.0 MB), got '48.0 MB free'"
     )
     free["now"] = 49_000_000
     check_space(needs, tmp_path, tmp_path)
