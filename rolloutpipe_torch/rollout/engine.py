@@ -15,7 +15,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class VllmEngine:
         self._version = UNSET
         self._running: set[str] = set()
         self._fault = "it has not been started"
+        self._is_loading = False  # its EngineCore waits for weights, and answers nothing else
         self._stop_token_ids: list[int] = []
 
     async def start(self) -> int:
@@ -161,7 +163,7 @@ class VllmEngine:
         self._check_alive()
         request = WeightTransferInitRequest(init_info={"group": dict(init_info)})
         try:
-            async with asyncio.timeout(timeout_s):
+            async with self._loading(timeout_s):
                 await self._llm.init_weight_transfer_engine(request)
         except TimeoutError as error:
             self._fault = f"{self._settings.name} did not meet the trainer within {timeout_s:g} s"
@@ -203,7 +205,7 @@ class VllmEngine:
         seconds: dict[str, float] = {}
         phase = ""
         try:
-            async with asyncio.timeout(limit_s):
+            async with self._loading(limit_s):
                 for phase, run in phases:
                     start = time.monotonic()
                     await run()
@@ -218,6 +220,15 @@ class VllmEngine:
             raise PublishError(self._fault)
         self._version = version
         return seconds
+
+    @asynccontextmanager
+    async def _loading(self, limit_s: float) -> AsyncIterator[None]:
+        self._is_loading = True
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        finally:
+            self._is_loading = False
 
     async def _is_resumed(self) -> bool:
         try:
@@ -236,6 +247,15 @@ class VllmEngine:
         """(is alive, weight version, requests running, what is wrong)."""
         fault = self._fault or self._core_fault()
         return not fault, self._version, len(self._running), fault
+
+    async def beat(self) -> None:
+        """Return when the EngineCore has answered, which it does between two steps. Raises EngineDiedError.
+
+        Not asked of one that waits for weights: that has a limit of its own.
+        """
+        self._check_alive()
+        if not self._is_loading:
+            await self._llm.get_weight_version()  # vLLM's own health check reads a flag of this process
 
     async def alive(self) -> None:
         """Never returns; raises EngineDiedError as soon as it cannot serve any more. With this process, Ray ends the call."""

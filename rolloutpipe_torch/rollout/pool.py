@@ -142,8 +142,8 @@ class RemoteEngine:
         raise EngineDiedError(f"{self.name} is closed")
 
     async def beat(self) -> None:
-        """Return when the actor has answered, however long that takes. Raises EngineDiedError."""
-        await self._answer(self.actor.health.remote())
+        """Return when the EngineCore has answered, however long that takes. Raises EngineDiedError."""
+        await self._answer(self.actor.beat.remote())
 
     async def close(self) -> None:
         """Let the engine shut down, then end its process in any case, also where the caller does not wait."""
