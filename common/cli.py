@@ -230,6 +230,8 @@ def _config_or_override(config: Path | None, overrides: list[str] | None) -> tup
 
 def main() -> NoReturn:
     """Run the command line, and leave no process behind."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as after `&` in a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # it ends a run as Ctrl-C does
     with suppress(RuntimeError, ValueError):  # where stderr is no file
         faulthandler.register(signal.SIGUSR1, all_threads=False)  # ends nothing; `common.stacks` says why not all threads

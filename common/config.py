@@ -57,7 +57,7 @@ class SamplingConfig(Section):
 class RolloutConfig(Section):
     """The pool of engines."""
 
-    replicas: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1, le=100_000)
     min_replicas: int = Field(1, ge=1)  # a run starts, and goes on, with so many; the others join when there is room for them
     capacity: int = Field(64, ge=1)  # requests in flight on one replica (vLLM max_num_seqs)
     dtype: DType = "float32"

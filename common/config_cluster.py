@@ -68,10 +68,11 @@ class ClusterConfig(Section):
 class SupervisionConfig(Section):
     """What is done about a process that dies. 0 restarts: the run ends with the fault's cause, and can be resumed."""
 
-    max_restarts: StrictInt = Field(5, ge=0)  # of one engine, or of the trainer, within `window_s`; beyond, the fault is final
+    # Of one engine, or of the trainer, within `window_s`; beyond, the fault is final.
+    max_restarts: StrictInt = Field(5, ge=0, le=1000)
     window_s: float = Field(3600, gt=0)
     pause_s: float = Field(1, ge=0)  # before a restart; doubled with each further one in the window, at most 60 s
-    silent_s: float = Field(60, gt=0)  # an engine that answers no health call for so long counts as dead
+    silent_s: float = Field(60, ge=1)  # an engine that answers no health call for so long counts as dead
     no_engine_s: float = Field(1800, gt=0)  # the run waits so long for a first engine to come back, then it ends
 
 

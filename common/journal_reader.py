@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.errors import DataError, explain
 from common.journal_lines import Complete, End, Entry, Head, name_of, read_line
 from common.requests import group_name
 
@@ -28,10 +29,14 @@ class Found:
 
 
 def read_journal(path: Path, head: Head, num_members: int, fault_of: Callable[[Entry], str] = lambda entry: "") -> Found:
-    """The journal of the round that `head` describes; empty where there is none. Never raises for what a file holds."""
+    """The journal of the round that `head` describes; empty where there is none. Never raises for what a file holds.
+
+    Raises DataError where it is no file."""
     found = Found()
     if not path.exists():
         return found
+    if not path.is_file():
+        raise DataError(explain("groups", "must hold regular files", str(path), "move it away, then resume again"))
     lines = _lines(path)
     first = next(lines, b"")
     if (fault := _fault_of_head(first, head)) is not None:
@@ -68,6 +73,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _fault_of_head(line: bytes, wanted: Head) -> str | None:
+    if not line:
+        return "it is empty"
     found = read_line(line)
     if not isinstance(found, Head):
         return f"its first line {found}" if isinstance(found, str) else "its first line does not name the round"

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from common.disk import writing
+from common.json_lines import read_lines
 from common.metrics import RoundMetrics
 from common.rundir import write_atomically
 
@@ -47,8 +48,7 @@ def metrics_line(metrics: RoundMetrics) -> str:
 
 def read_metrics(path: Path) -> list[RoundMetrics]:
     """The rounds of `metrics.jsonl`; none where it is not there. A torn last line, which a killed run may leave, is skipped."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [RoundMetrics(**json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return list(read_lines(path, lambda line: RoundMetrics(**line)))
 
 
 def _is_torn(path: Path) -> bool:

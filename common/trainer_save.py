@@ -37,5 +37,7 @@ def read_trainer_state(directory: Path) -> dict[str, int]:
         steps = whole_number(state, "optimizer_step", 0, MAX_COUNT)
         return {"optimizer_step": steps, "num_ranks": whole_number(state, "num_ranks", 1, _MAX_RANKS)}
     except (OSError, ValueError) as error:
-        remedy = f"resume from an older checkpoint ({type(error).__name__}: {' '.join(str(error).split())})"
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        where = directory.parent if directory.name == "trainer" else directory
+        remedy = f"move {where} away, then resume again: the one before it counts ({cause})"
         raise DataError(explain("checkpoint", "must be a directory that save wrote", str(directory), remedy)) from error

@@ -14,7 +14,7 @@ _HEALTH_S = 1.5
 
 
 class Watchdog:
-    """Emits a `stall` event after each `stall_s` without another event."""
+    """Emits a `stall` event after `stall_s` without another event, and again each time that the silence has doubled."""
 
     def __init__(self, stall_s: float, *, index: int, engine: Engine, timeline: Timeline, describe: Callable[[], str]) -> None:
         self._stall_s, self._index, self._engine, self._timeline, self._describe = stall_s, index, engine, timeline, describe
@@ -28,16 +28,18 @@ class Watchdog:
     async def run(self) -> None:
         """Until cancelled."""
         unlisten = self._timeline.listen(self._notice)
-        told_s = self._last_s
+        due_after_s, last_s = self._stall_s, self._last_s
         self._timeline.describe = self._describe
         try:
             while True:
-                since = max(self._last_s, told_s)
-                due_s = max(since + self._stall_s, self._timeline.now() + 0.01)
-                await asyncio.sleep(due_s - self._timeline.now())
-                self._late_s = self._timeline.now() - due_s
-                if self._timeline.now() - max(self._last_s, told_s) >= self._stall_s:
-                    told_s = self._timeline.now()
+                if self._last_s > last_s:
+                    due_after_s, last_s = self._stall_s, self._last_s
+                due_s = max(last_s + due_after_s, self._timeline.now() + 0.01)
+                look_s = min(due_s, self._timeline.now() + self._stall_s)  # an event may come before a late `due_s`
+                await asyncio.sleep(look_s - self._timeline.now())
+                self._late_s = self._timeline.now() - look_s
+                if self._last_s == last_s and self._timeline.now() - last_s >= due_after_s:
+                    due_after_s = 2 * (self._timeline.now() - last_s)
                     await self._tell()
         finally:
             self._timeline.describe = None

@@ -128,5 +128,6 @@ def _leaves(tree: Any) -> dict[str, Any]:
 def _refusal(directory: Path, rule: str, error: Exception | None = None) -> DataError:
     told = "" if error is None else " ".join(str(error).split()).partition(" See full TensorStore")[0]
     cause = f" ({told[:200]})" if told else ""
-    remedy = f"take an older checkpoint, or the trainer and model that wrote it{cause}"
+    where = directory.parent if directory.name == "trainer" else directory
+    remedy = f"move {where} away, then resume again: the one before it counts; or take the trainer and model that wrote it{cause}"
     return DataError(explain("checkpoint", rule, str(directory), remedy))

@@ -42,7 +42,8 @@ def load_shard(directory: Path, optimizer: ShardedAdamW, rank: int, num_ranks: i
                         file.get_slice(f"{kind}/{name}"), tensor, optimizer.params[name], (rank, num_ranks), (saved, saved_ranks)
                     )
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-            remedy = f"resume from an older checkpoint ({' '.join(str(error).split())})"
+            where = directory.parent if directory.name == "trainer" else directory
+            remedy = f"move {where} away, then resume again: the one before it counts ({' '.join(str(error).split())})"
             raise DataError(explain("checkpoint", "must hold the trainer state of this model", str(path), remedy)) from error
 
 

@@ -15,6 +15,7 @@ from common.disk_space import check_space, disk_needs
 from common.display import LiveDisplay, final_table
 from common.errors import ConfigError, DataError, DiskError, InputError, RolloutPipeError, RunError, explain
 from common.evaluation.training import check_same_evaluations
+from common.json_lines import read_lines
 from common.launch import check_cluster, launched, ray_running
 from common.plan_given import of_prepared
 from common.prepare import Prepared, prepare
@@ -40,7 +41,7 @@ from common.rundir import (
 )
 from common.spool_place import planned_root
 from common.stacks import stack_dumps
-from common.timeline import Timeline, read_timeline
+from common.timeline import Timeline
 
 
 def resolve(config_path: Path | None, overrides: list[str], resume: Path | None) -> tuple[Config, RunDir]:
@@ -166,8 +167,7 @@ def _emit_start(config: Config, timeline: Timeline) -> None:
 
 def _last_event_s(run_dir: RunDir) -> float:
     """Where a resumed timeline goes on."""
-    events = read_timeline(run_dir.timeline) if run_dir.timeline.exists() else iter(())
-    return max((float(event["t"]) for event in events), default=0.0)
+    return max(read_lines(run_dir.timeline, lambda event: float(event["t"])), default=0.0)
 
 
 def told(error: Exception, run_dir: RunDir) -> Exception:

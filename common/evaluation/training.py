@@ -15,6 +15,7 @@ from common.config import Config
 from common.disk import writing
 from common.errors import ConfigError, explain
 from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator, settings_of
+from common.json_lines import read_lines
 from common.protocols import Problem
 from common.records import Group
 from common.report.groups import GroupWriter, round_path
@@ -115,8 +116,13 @@ def _compared(config: Config) -> dict[str, Any]:
 
 def read_evals(run_dir: RunDir) -> list[dict[str, Any]]:
     """Lines of `eval.jsonl`; none where it is not there. A torn last line, which a killed run may leave, is skipped."""
-    text = run_dir.evals.read_text(encoding="utf-8") if run_dir.evals.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return list(read_lines(run_dir.evals, _checked))
+
+
+def _checked(line: dict[str, Any]) -> dict[str, Any]:
+    if type(line["version"]) is not int or type(line["round"]) not in (int, type(None)):
+        raise ValueError("no version and round")
+    return line
 
 
 def _line(evaluation: dict[str, Any]) -> str:

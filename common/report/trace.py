@@ -170,9 +170,12 @@ def write_trace(run_dir: Path) -> Path:
     path = run_dir / "trace.json"
     events = run_events(run_dir)
     draft = path.with_suffix(".json.tmp")
-    with writing(path), draft.open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, record in enumerate(trace_records(events)):
-            file.write((",\n" if number else "") + json.dumps(record, separators=(",", ":")))
-        file.write("\n]}\n")
-    return draft.replace(path)
+    try:
+        with writing(path), draft.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            for number, record in enumerate(trace_records(events)):
+                file.write((",\n" if number else "") + json.dumps(record, separators=(",", ":")))
+            file.write("\n]}\n")
+        return draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -77,3 +77,21 @@ def test_a_process_that_stood_still_is_told(tmp_path: Path) -> None:
     run_virtual(main())
     (stall,) = [event for event in events if event["kind"] == "stall"]
     assert "this process stood still for 3580 s" in stall["message"]
+
+
+def test_a_stall_is_told_at_doubling_intervals() -> None:
+    """And from the start again after an event."""
+    told: list[float] = []
+
+    async def main() -> None:
+        timeline = Timeline(None, asyncio.get_running_loop().time)
+        timeline.listen(lambda event: told.append(round(event["t"])) if event["kind"] == "stall" else None)
+        task = asyncio.create_task(Watchdog(30, index=0, engine=FakeEngine(), timeline=timeline, describe=lambda: "who").run())
+        await asyncio.sleep(300)
+        timeline.emit("response")
+        await asyncio.sleep(310)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run_virtual(main())
+    assert [abs(a - b) <= 1 for a, b in zip(told, [30, 60, 120, 240, 330, 360, 420, 540], strict=True)] == [True] * 8

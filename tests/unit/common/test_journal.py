@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DiskError
+from common.errors import DataError, DiskError
 from common.journal import Journal, Recorded
 from common.journal_lines import Complete, Drop, Head, read_line, seal
 from common.journal_reader import read_journal
@@ -285,3 +285,11 @@ def test_random_files_of_many_rounds(tmp_path: Path) -> None:
     for number in (0, 1, 3, 4):
         head = Head(round=number, version=number, weights="a" * 64, problems="b" * 16, num_groups=4)
         assert read_journal(tmp_path / f"round-{number:05d}.jsonl", head, 2).rejected == []
+
+
+def test_an_empty_journal_and_a_directory_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "round.jsonl"
+    path.touch()
+    assert "it is empty" in read_journal(path, HEAD, 2).notes[0]
+    with pytest.raises(DataError, match="must hold regular files"):
+        read_journal(tmp_path, HEAD, 2)

@@ -125,7 +125,7 @@ def refusal(model, directory):
         lab.rank.restore(directory, 1, 1)
     said = str(error.value)
     assert said.startswith("checkpoint: must ") and "\n" not in said
-    assert f"got '{directory}'; take an older checkpoint, or the trainer and model that wrote it" in said
+    assert f"got '{directory}'; move {directory} away, then resume again: the one before it counts" in said
     return said
 
 
