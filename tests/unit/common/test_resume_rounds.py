@@ -97,6 +97,27 @@ def test_every_schedule_and_order_trains_what_is_on_disk_as_before(tmp_path: Pat
     assert again.of("dispatch") == [] and again.of("publish", phase="transfer") == []
 
 
+def test_pain_18_killed_after_group_3_of_8_in_round_5(tmp_path: Path) -> None:
+    """Pain 18: each prompt is trained once an epoch, versions go on, and another data set is an error."""
+    given: dict[str, Any] = {"rounds": 7, "groups_per_round": 8, "problems": workload_of(56), "checkpoint": {"every": 2}}
+    seen: list[str] = []
+
+    def third(event: Event) -> bool:
+        seen.extend([event["group"]] if event["kind"] == "group_complete" and event["round"] == 5 else [])
+        return len(seen) == 3
+
+    run(tmp_path, stop_when=third, **given)
+    lab = run(tmp_path, resume=True, **given)
+    assert lab.error is None and len(seen) == 3
+    prompts = Counter(stored.prompt for path in lab.run_dir.groups.glob("round-*") for stored in read_groups(path))
+    assert prompts == {f"prompt {i}": 1 for i in range(56)} and set(trained_once(lab).values()) == {1}
+    assert not set(seen) & {event["group"] for event in lab.of("dispatch")}
+    assert [event["version"] for event in lab.of("round_start")] == [4, 5, 6] and lab.result is not None
+    assert lab.result.weight_version == 7
+    swapped = run(tmp_path, resume=True, **{**given, "rounds": 8, "problems": workload_of(56, "0ther")})
+    assert isinstance(swapped.error, DataError)
+
+
 def test_several_cuts_in_one_round(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     root = tmp_path / "cut"
