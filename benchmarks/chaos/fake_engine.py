@@ -93,6 +93,9 @@ class FakeVllmEngine:
         (state,) = await self._fake.health()
         return True, state.weight_version, state.num_running, ""
 
+    async def beat(self) -> None:
+        """It answers as long as it runs."""
+
     async def close(self) -> None:
         await self._fake.close()
 

@@ -38,6 +38,9 @@ class PlantedEngine:
     async def health(self) -> tuple[bool, int, int, str]:
         return True, self._version, 0, ""
 
+    async def beat(self) -> None:
+        """It answers as long as it runs."""
+
     async def alive(self) -> None:
         while not self._is_closed:
             await asyncio.sleep(0.05)
