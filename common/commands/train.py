@@ -28,6 +28,7 @@ from common.run_parts import RunResult
 from common.rundir import (
     RunDir,
     begun,
+    check_same_problems,
     check_same_start,
     create,
     finished_checkpoints,
@@ -95,6 +96,8 @@ def _train(config: Config, run_dir: RunDir, console: Console, resume: bool) -> R
     check_space(needs, run_dir.path, planned_root(config, run_dir.path, needs.spool))
     if resume:
         check_same_start(run_dir, start)
+        if finished := finished_checkpoints(run_dir):
+            check_same_problems(read_state(finished[-1]), prepared.workload.content_hash)
         run_dir.logs.mkdir(exist_ok=True)  # of a directory that holds nothing but what a resume needs
     was_empty = not any(run_dir.path.iterdir())
     if not resume:

@@ -101,4 +101,4 @@ def test_a_crafted_state_of_a_run(tmp_path: Path, whole_model: Path, refuses: Re
     checkpoint.mkdir(parents=True)
     shutil.copy(config(tmp_path, whole_model, run_dir=str(run_dir)), run_dir / "config.yaml")
     (checkpoint / "state.json").write_bytes(content)
-    assert "--resume: needs a readable state.json" in refuses("train", "--resume", run_dir)
+    assert "--resume: needs a whole state.json" in refuses("train", "--resume", run_dir)
