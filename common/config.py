@@ -108,7 +108,7 @@ class LimitsConfig(Section):
     publish_timeout_s: float = Field(600, gt=0)
     update_timeout_s: float = Field(1800, gt=0)  # one trainer call
     start_timeout_s: float = Field(600, gt=0)
-    stall_s: float = Field(30, gt=0)  # without progress for so long, the watchdog says who waits for whom
+    stall_s: float = Field(30, gt=0)  # of silence, then at doubling intervals: the watchdog says who waits for whom
     max_retries: int = Field(2, ge=0)  # of one request
     max_logprob_gap: float | None = Field(None, gt=0)  # largest sampler-trainer gap on a round's first update; None: logged only
     max_probe_gap: float | None = Field(None, gt=0)  # of the probe after a publish; None: 1e-4 in float32, 0.3 in bfloat16

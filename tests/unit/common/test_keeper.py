@@ -179,7 +179,7 @@ def test_without_restarts_the_round_ends_at_once(tmp_path: Path) -> None:
     async def test(lab: Lab) -> None:
         await lab.publisher.publish(0)
         with pytest.raises(
-            EngineError, match=r"no engine is alive: engine-0: engine-0 died, and is not started .*: engine-0 died"
+            EngineError, match=r"no engine is alive: engine-0: engine-0 died, and is not started again .*: engine-0 died"
         ):
             await run_with_kills(lab, (1.5, 0))
         assert lab.now < 4  # died at 2.5, while a group was accumulated

@@ -330,7 +330,7 @@ def test_the_watchdog_says_who_waits_for_whom() -> None:
 
 
 def test_the_watchdog_tells_again_and_is_silent_while_something_happens() -> None:
-    """Rule 7: one message each stall_s of silence; none in a round whose events are never 30 s apart."""
+    """Rule 7: after 30 s of silence, then at doubling intervals (30, 60, 120 s); none where events are never 30 s apart."""
     hung = FakeEngine(faults={"r0/g2/m3": [Fault.HANG]})
     assert len(run_round(engine=hung, limits={"stall_s": 30, "group_timeout_s": 100}).of("stall")) == 2
     slow = FakeEngine(1, seconds=lambda request: 29.0)
