@@ -426,6 +426,16 @@ def stopped_run(root: Path, config: Path, *, checkpoint: dict[str, Any] | None =
 STATE = {"round": 1, "version": 1, "sampler": {}, "workload": "c0ffee"}
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("responses_per_group=4", "responses_per_group: must be what the run was started with (8), got 4"),
+        ("model.path=elsewhere", "model.path: must be what the run was started with"),
+        ("workload.seed=1", "workload.seed: must be what the run was started with"),
+        ("seed=1", "seed: must be what the run was started with (0), got 1"),
+        ("run_dir=elsewhere", "run_dir: must be the run to resume"),
+    ],
+)
 def test_what_would_make_it_another_run_cannot_be_changed_by_a_resume(
     shell: Shell, tmp_path: Path, override: str, said: str
 ) -> None:
