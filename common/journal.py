@@ -5,13 +5,13 @@
                                  {"kind": "drop", ...}   a group that ended without being complete
                                  {"kind": "end", ...}    every group of the round has been reported
 
-Each line is sealed (`common.journal_lines`) and with the operating system when the call returns, so that it survives the death
-of every process; a thread brings it to the disk meanwhile, and the end of a round waits for that. What a machine that loses
-power had not synced is sampled again, from the same weights: trainer state lies at round boundaries only.
+Each line is numbered and sealed (`common.journal_lines`), and with the operating system when the call returns, so that it
+survives the death of every process; a thread brings it to the disk meanwhile, and the end of a round waits for that. What a
+machine that loses power had not synced is sampled again, from the same weights: trainer state lies at round boundaries only.
 
 The head names the weights that the groups were sampled from, by fingerprint: a replay uses a journal only where it has come out
 at the same weights. What cannot be trusted (a torn tail, an edited line, another head) is moved to `groups/rejected.txt`, told,
-and sampled again.
+and sampled again. Lines that were moved are told, and read in the order of their numbers.
 """
 
 import os
@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from common.disk import writing
 from common.durable import sync_directory, write_durably
-from common.journal_lines import Entry, Head, seal
+from common.journal_lines import Entry, Head, renumber, seal
 from common.journal_reader import Found, read_journal
 from common.protocols import Problem
 from common.records import Group, Reason
@@ -76,7 +76,7 @@ class Journal:
             found.reject_all(f"{self._path.name}: its advantages are of a whole round, which it does not hold")
         self._set_aside(found.rejected, found.notes)
         if not (found.has_head and found.is_whole):  # also to be rid of an end that is none
-            self._rewrite(seal({"kind": "round", **asdict(head)}), found.entries)
+            self._rewrite(seal({"kind": "round", **asdict(head)}, 1), found.entries)
         self._begin(found)
         return Recorded(entries=tuple(entry for entry, _ in found.entries), is_whole=found.is_whole)
 
@@ -131,14 +131,15 @@ class Journal:
 
     def _append(self, row: dict[str, Any]) -> None:
         assert self._file is not None and self._syncer is not None, "no round is open"
-        line = memoryview(seal(row))
+        line = memoryview(seal(row, self._num_reports + 2))  # the head is line 1
         with writing(self._path):
             while line:  # a write may take a part of it
                 line = line[self._file.write(line) :]
         self._syncer.soon()
 
     def _rewrite(self, head: bytes, entries: Sequence[tuple[Entry, bytes]]) -> None:
-        write_durably(self._path, b"".join([head, *(line for _, line in entries)]))
+        lines = (renumber(line, number) for number, (_, line) in enumerate(entries, start=2))
+        write_durably(self._path, b"".join([head, *lines]))
 
     def _set_aside(self, lines: Sequence[bytes], notes: Sequence[str]) -> None:
         for note in notes:

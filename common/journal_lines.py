@@ -1,6 +1,6 @@
-"""Lines of the journal (`common.journal`): one JSON object each, sealed by the CRC-32 of what stands before it.
+"""Lines of the journal (`common.journal`): one JSON object each, numbered, and sealed by the CRC-32 of what stands before it.
 
-    {"kind":"round","round":3, ... ,"crc32":"0f3a9c11"}
+    {"kind":"round","round":3, ... ,"line":1,"crc32":"0f3a9c11"}
 
 `read_line` believes nothing: a line is what it says only where its seal fits, every value has its type, and numbers are in range.
 """
@@ -16,6 +16,7 @@ from common.records import Group, Reason
 from common.report.groups import group_from_json
 
 _SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\n?\Z')
+_NUMBER = re.compile(rb',"line":\d+\Z')
 _GROUP_ID = re.compile(rb'"group":"(r\d{1,9}/g\d{1,9})"')
 _MAX_ID = 2**31  # token ids
 
@@ -70,13 +71,31 @@ class End:
 Entry = Complete | Drop
 
 
-def seal(row: dict[str, Any]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a line says, and its number as it was written: the head is line 1."""
+
+    number: int
+    content: Head | Entry | End
+
+
+def seal(row: dict[str, Any], number: int) -> bytes:
     """The line of `row`, its end included."""
-    body = json.dumps(row, separators=(",", ":"), allow_nan=False).encode()
-    return b'%b,"crc32":"%08x"}\n' % (body[:-1], zlib.crc32(body))
+    return _seal(json.dumps(row, separators=(",", ":"), allow_nan=False).encode()[:-1], number)
 
 
-def read_line(line: bytes) -> Head | Entry | End | str:
+def renumber(line: bytes, number: int) -> bytes:
+    """A line that `read_line` believes, at another place."""
+    body = line[: _SEAL.search(line).start()]  # type: ignore[union-attr]
+    return _seal(_NUMBER.sub(b"", body), number)
+
+
+def _seal(body: bytes, number: int) -> bytes:
+    body = b'%b,"line":%d' % (body, number)
+    return b'%b,"crc32":"%08x"}\n' % (body, zlib.crc32(body + b"}"))
+
+
+def read_line(line: bytes) -> Line | str:
     """What a line says, or in words why it cannot be believed."""
     found = _SEAL.search(line)
     if not line.endswith(b"\n") or found is None:
@@ -84,7 +103,8 @@ def read_line(line: bytes) -> Head | Entry | End | str:
     if int(found[1], 16) != zlib.crc32(line[: found.start()] + b"}"):
         return "does not match its checksum: it was edited, or damaged"
     try:
-        return _parse(json.loads(line))
+        row = json.loads(line)
+        return Line(_count(row["line"]), _parse(row))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         return f"is no line of a journal ({type(error).__name__}: {' '.join(str(error).split())[:80]})"
 

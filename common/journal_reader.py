@@ -1,6 +1,6 @@
 """What of a round's journal may be used: the lines that can be believed, and that are of the round that is asked for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,13 @@ class Found:
     entries: list[tuple[Entry, bytes]] = field(default_factory=list)
     rejected: list[bytes] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def reject(self, line: bytes, where: str, why: str, known: Container[str]) -> None:
+        """A line that cannot be used; `known`: groups that are on disk without it."""
+        name = name_of(line)
+        again = f"{name} is sampled again" if name and name not in known else "it is left out"
+        self.rejected.append(line)
+        self.notes.append(f"{where}{name and f' ({name})'} {why}; {again}")
 
     def reject_all(self, why: str) -> None:
         """None of it can be used."""
@@ -44,26 +51,34 @@ def read_journal(path: Path, head: Head, num_members: int, fault_of: Callable[[E
         found.notes.append(f"{path.name}: {fault}: its groups are sampled again")
         return found
     found.has_head = True
-    seen: set[str] = set()
-    num_reports = None
-    for number, line in enumerate(lines, start=2):
-        parsed = read_line(line)
-        if isinstance(parsed, End):
-            num_reports = parsed.num_reports
+    reports: dict[str, tuple[int, Entry, bytes]] = {}  # by group, as they stand
+    numbers, num_reports = [], None
+    for place, line in enumerate(lines, start=2):
+        read = read_line(line)
+        content = read if isinstance(read, str) else read.content
+        fault = content if isinstance(content, str) else _fault_of(content, head, num_members, reports, fault_of)
+        if fault or isinstance(read, str) or isinstance(content, str | Head):
+            found.reject(line, f"{path.name}: line {place}", str(fault), reports)
             continue
-        fault = parsed if isinstance(parsed, str) else _fault_of(parsed, head, num_members, seen)
-        if fault is None and not isinstance(parsed, str | Head):
-            fault = fault_of(parsed) or None
-        if fault is None and not isinstance(parsed, str | Head):
-            seen.add(parsed.group_id)
-            found.entries.append((parsed, line))
+        numbers.append(read.number)
+        if isinstance(content, End):
+            num_reports = content.num_reports
         else:
-            name = name_of(line)
-            again = f"{name} is sampled again" if name and name not in seen else "it is left out"
-            found.rejected.append(line)
-            found.notes.append(f"{path.name}: line {number}{name and f' ({name})'} {fault}; {again}")
-    found.is_whole = num_reports == len(found.entries) and not found.rejected
+            reports[content.group_id] = read.number, content, line
+    found.notes += [f"{path.name}: {fault}" for fault in _faults_of_order(numbers, len(found.rejected))]
+    found.entries = [(entry, line) for _, entry, line in sorted(reports.values(), key=lambda report: report[0])]
+    is_as_written = numbers == list(range(2, 2 + len(numbers))) and not found.rejected
+    found.is_whole = is_as_written and num_reports == len(found.entries)
     return found
+
+
+def _faults_of_order(numbers: list[int], num_rejected: int) -> Iterator[str]:
+    """What was done to the lines as a whole: moved, or taken out."""
+    if numbers != sorted(numbers):
+        yield "its lines were moved; they are read in the order in which they were written"
+    num_gone = max(numbers, default=1) - 1 - len(numbers) - num_rejected
+    if num_gone > 0:
+        yield f"{num_gone} of its lines were taken out; their groups are sampled again"
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -75,7 +90,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _fault_of_head(line: bytes, wanted: Head) -> str | None:
     if not line:
         return "it is empty"
-    found = read_line(line)
+    read = read_line(line)
+    found = read if isinstance(read, str) else read.content
     if not isinstance(found, Head):
         return f"its first line {found}" if isinstance(found, str) else "its first line does not name the round"
     if found.weights != wanted.weights:
@@ -87,20 +103,24 @@ def _fault_of_head(line: bytes, wanted: Head) -> str | None:
     return None
 
 
-def _fault_of(entry: Entry | Head, head: Head, num_members: int, seen: set[str]) -> str | None:
-    """Why a line that can be believed is not of this round."""
-    if isinstance(entry, Head):
+def _fault_of(
+    content: Head | Entry | End, head: Head, num_members: int, seen: Container[str], fault_of: Callable[[Entry], str]
+) -> str:
+    """Why a line that can be believed is not of this round; empty where it is."""
+    if isinstance(content, End):
+        return ""
+    if isinstance(content, Head):
         return "is a second head"
-    if entry.group_id != group_name(head.round, entry.order):
-        return f"does not name group {entry.order} of round {head.round}"
-    if entry.group_id in seen:
+    if content.group_id != group_name(head.round, content.order):
+        return f"does not name group {content.order} of round {head.round}"
+    if content.group_id in seen:
         return "reports its group a second time"
-    if not isinstance(entry, Complete):
-        return None
-    group = entry.group
+    if not isinstance(content, Complete):
+        return fault_of(content)
+    group = content.group
     versions = {version for each in group.samples for version in (each.response.version_start, each.response.version_end)}
     if group.weight_version != head.version or versions != {head.version}:
         return f"is of another weight version than {head.version}"
     if [sample.request.member for sample in group.samples] != list(range(num_members)):
         return f"does not hold the {num_members} members of a group"
-    return None
+    return fault_of(content)

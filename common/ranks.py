@@ -59,6 +59,7 @@ class Ranks:
             for process in range(num_processes)
         ]
         self._actors = self._make()
+        self._end: asyncio.Future[Any] | None = None  # of these processes, once it is watched for
 
     async def watch(self) -> None:
         """Never returns; raises TrainerDiedError at once when a process dies, whether calls run or not.
@@ -66,8 +67,12 @@ class Ranks:
         After another failure, which ends all processes, it raises that one.
         """
         self._check_open()
-        calls = [actor.watch.options(concurrency_group=_WATCH) for actor in self._actors]
-        await self._gather({process: call.remote() for process, call in enumerate(calls)}, grace_s=0)
+        if self._end is None:  # one call for all: Ray keeps what a call that never returns has taken
+            calls = [actor.watch.options(concurrency_group=_WATCH) for actor in self._actors]
+            refs = {process: call.remote() for process, call in enumerate(calls)}
+            self._end = asyncio.ensure_future(self._gather(refs, grace_s=0))
+            self._end.add_done_callback(lambda end: end.cancelled() or end.exception())  # also where nobody watches any more
+        await asyncio.shield(self._end)
 
     async def restart(self) -> None:
         """End what is left of the processes, also of those that hang, start new ones and let them join.
@@ -77,7 +82,7 @@ class Ranks:
         end_s = asyncio.get_running_loop().time() + self._config.limits.start_timeout_s
         while True:
             self.close()
-            self._actors, self._error = self._make(), None
+            self._actors, self._error, self._end = self._make(), None, None
             try:
                 return await self.join(max(0.0, end_s - asyncio.get_running_loop().time()))
             except TrainerDiedError as error:

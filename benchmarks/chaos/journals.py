@@ -44,11 +44,9 @@ def unseal(line: bytes) -> dict[str, Any] | None:
 def read(path: Path) -> Found:
     """One journal."""
     found = Found()
-    for line in path.read_bytes().split(b"\n"):
-        if not line:
-            continue
+    for number, line in enumerate(filter(None, path.read_bytes().split(b"\n")), start=1):
         row = unseal(line)
-        if row is None:
+        if row is None or row["line"] != number:
             found.num_broken += 1
         elif row.get("kind") == "round":
             found.head = row

@@ -160,6 +160,43 @@ def test_no_changed_byte_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory
     assert len(found.entries) <= 2 and found.notes
 
 
+@given(st.permutations(range(4)))
+def test_lines_that_were_moved_are_told_and_read_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, places: list[int]
+) -> None:
+    """The order is that of arrival, so the order of training: another one would end at other weights."""
+    directory = tmp_path_factory.mktemp("moved")
+    path = write(directory, 2, 0, 1, end=True)
+    whole = path.read_bytes()
+    head, *lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join([head, *(lines[place] for place in places)]))
+    notes: list[str] = []
+    journal, recorded = opened(directory, notes=notes)
+    assert [entry.group_id for entry in recorded.entries] == ["r3/g2", "r3/g0", "r3/g1"]
+    is_moved = places != sorted(places)
+    assert notes == ["round-00003.jsonl: its lines were moved; they are read in the order in which they were written"] * is_moved
+    assert recorded.is_whole != is_moved
+    journal.end()
+    assert path.read_bytes() == whole
+    assert not (directory / "rejected.txt").exists()
+
+
+@given(st.sets(st.integers(0, 2), min_size=1))
+def test_lines_that_were_taken_out_are_told(tmp_path_factory: pytest.TempPathFactory, gone: set[int]) -> None:
+    directory = tmp_path_factory.mktemp("gone")
+    path = write(directory, 2, 0, 1, end=True)
+    head, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([head, *(line for place, line in enumerate(lines) if place not in gone)]))
+    notes: list[str] = []
+    journal, recorded = opened(directory, notes=notes)
+    assert notes == [f"round-00003.jsonl: {len(gone)} of its lines were taken out; their groups are sampled again"]
+    assert not recorded.is_whole and len(recorded.entries) == 3 - len(gone)
+    journal.group(group_of(3), PROBLEMS[3])
+    journal.close()
+    _, again = opened(directory, notes=notes)
+    assert len(again.entries) == 4 - len(gone) and len(notes) == 1, "what is written now is numbered anew"
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(st.binary(max_size=300), st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass"))))
 def test_no_file_makes_the_reader_raise(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
@@ -218,7 +255,7 @@ def seal_of(group: Group) -> str:
 def test_a_sealed_line_of_wrong_values_is_not_believed(tmp_path: Path, what: str) -> None:
     path = write(tmp_path)
     with path.open("ab") as file:
-        file.write(seal(crafted()[what]))
+        file.write(seal(crafted()[what], 2))
     notes: list[str] = []
     _, recorded = opened(tmp_path, notes=notes)
     assert recorded.entries == () and len(notes) == 1 and "line 2" in notes[0]
