@@ -68,7 +68,7 @@ class ClusterConfig(Section):
 class SupervisionConfig(Section):
     """What is done about a process that dies. 0 restarts: the run ends with the fault's cause, and can be resumed."""
 
-    # Of one engine, or of the trainer, within `window_s`; beyond, the fault is final.
+    # Of one engine, or of the trainer, within `window_s` (of the trainer also since a new round last ended); then it is final.
     max_restarts: StrictInt = Field(5, ge=0, le=1000)
     window_s: float = Field(3600, gt=0)
     pause_s: float = Field(1, ge=0)  # before a restart; doubled with each further one in the window, at most 60 s

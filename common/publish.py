@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from common.config import Config
 from common.engine_wait import wait_for_engine
-from common.errors import EngineError, PublishError
+from common.errors import EngineError, PublishError, TrainerDiedError
 from common.pool import Pool, publish_within
 from common.probe import Answer, Probe, Reference, gap_to, largest_gap, reference_of
 from common.protocols import Engine, Trainer
@@ -84,17 +84,17 @@ class Publisher:
     async def publish(self, version: int, round_index: int | None = None) -> None:
         """All four phases, at the end of round `round_index` (None: before the first).
 
-        Raises PublishError; each engine then serves the old version, or is dead.
+        Raises PublishError, and TrainerDiedError where the trainer is stuck; each engine then serves the old version, or is dead.
         """
         await self.export(version, round_index)
         await self.deliver(round_index)
 
     async def export(self, version: int, round_index: int | None = None) -> Path:
-        """The first two phases: a checked spool. No engine is touched."""
+        """The first two phases: a checked spool. No engine is touched, whatever it raises: PublishError, TrainerDiedError."""
         spool = self._new_spool(version)
         try:
             with self._phase("export", version, round_index):
-                await self._bounded(self._trainer.export_weights(spool, version), "export")
+                await self._of_trainer(self._trainer.export_weights(spool, version), "export")
             with self._phase("check", version, round_index):
                 await self._bounded(asyncio.to_thread(check_spool, spool, version, self._layout), "check")
             self._exported = _Weights(version, spool, fingerprint(spool))
@@ -210,7 +210,7 @@ class Publisher:
         if not answers:
             return 0.0
         sequences = [(answer.prompt_ids, answer.response.token_ids) for answer in answers]
-        wanted = await self._bounded(self._trainer.logprobs(sequences, self._probe.sampling.temperature), "probe")
+        wanted = await self._of_trainer(self._trainer.logprobs(sequences, self._probe.sampling.temperature), "probe")
         served = (answer.response.logprobs for answer in answers)
         self.last_gap = max(largest_gap(*pair) for pair in zip(served, wanted, strict=True))
         self._check_gap(self.last_gap, weights.version, "an engine")
@@ -264,3 +264,10 @@ class Publisher:
         except TimeoutError as error:
             text = f"phase {phase} did not end within limits.publish_timeout_s ({self._limit_s:g} s)"
             raise PhaseTimeout(text) from error
+
+    async def _of_trainer(self, call: Awaitable[Result], phase: str) -> Result:
+        """Ranks that are stuck are as good as dead: they start again, and the round is replayed (`common.run`)."""
+        try:
+            return await self._bounded(call, phase)
+        except PhaseTimeout as error:
+            raise TrainerDiedError(f"the trainer is stuck: {error}") from error

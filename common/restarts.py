@@ -15,13 +15,18 @@ class RestartBudget:
         self._settings = settings
         self._restarts: defaultdict[str, deque[float]] = defaultdict(deque)
 
-    def spend(self, part: str, now_s: float, cause: object) -> float:
-        """Seconds to wait before this restart of `part`. Raises RunError with the cause where it was its last."""
+    def spend(self, part: str, now_s: float, cause: object, *, since_s: float | None = None) -> float:
+        """Seconds to wait before this restart of `part`. Raises RunError with the cause where it was its last.
+
+        Restarts after `since_s` count also where that is further back than the window: a fault that takes long to be
+        noticed, or to be mended, would repeat itself for ever.
+        """
         limit, window_s, restarts = self._settings.max_restarts, self._settings.window_s, self._restarts[part]
-        while restarts and restarts[0] <= now_s - window_s:
+        start_s = now_s - window_s if since_s is None else min(now_s - window_s, since_s)
+        while restarts and restarts[0] <= start_s:
             restarts.popleft()
         if len(restarts) >= limit:
-            times = f" {len(restarts) + 1} times within {window_s:g} s" if restarts else ""
+            times = f" {len(restarts) + 1} times within {max(window_s, now_s - restarts[0]):.6g} s" if restarts else ""
             text = f"{part} died{times}, and is not started again (supervision.max_restarts {limit})"
             raise RunError(f"{text}: {' '.join(str(cause).split())}")
         restarts.append(now_s)

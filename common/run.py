@@ -49,6 +49,7 @@ class Run:
         self._checkpoints = Checkpoints(config, parts.trainer, run_dir)
         self._evals = TrainingEvals(config, self._eval_parts(), run_dir)
         self._budget = RestartBudget(config.supervision)
+        self._furthest, self._progress_s = 0, -1.0  # rounds ended, and when that last became more (seconds of the timeline)
         self._begin_at(0, 0)
 
     def _begin_at(self, index: int, version: int) -> None:
@@ -107,6 +108,8 @@ class Run:
         while self._round < self._config.rounds and (problems := self._draw(self._sampler)):
             await self._run_round(problems)
             self._round += 1
+            if self._round > self._furthest:
+                self._furthest, self._progress_s = self._round, self._parts.timeline.now()
             self._parts.timeline.check()
             if self._checkpoints.is_done:
                 await self._checkpoints.end()  # where it failed, no further round is sampled
@@ -269,7 +272,7 @@ class Run:
 
     def _spend(self, now_s: float, fault: TrainerDiedError) -> float:
         try:
-            return self._budget.spend("trainer", now_s, fault)
+            return self._budget.spend("trainer", now_s, fault, since_s=self._progress_s)
         except RunError as error:
             raise error from fault
 

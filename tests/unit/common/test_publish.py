@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from round_lab import config_of
 
-from common.errors import PublishError
+from common.errors import PublishError, TrainerDiedError
 from common.publish import Publisher
 from common.records import Request, Response, Sampling
 from common.spool import TensorLayout
@@ -290,7 +290,7 @@ def test_a_transfer_that_hangs_ends_at_its_deadline_and_the_next_publish_works(t
 
 def test_an_export_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
     async def test(lab: Lab) -> None:
-        with pytest.raises(PublishError, match="phase export did not end"):
+        with pytest.raises(TrainerDiedError, match="phase export did not end"):
             await lab.publisher.publish(0)
 
     in_lab(tmp_path, test, trainer=SlowTrainer(), limits={"publish_timeout_s": 30})
