@@ -19,7 +19,6 @@ from common.config import Config
 from common.errors import EngineDiedError, EngineError, RunError
 from common.pool import Pool
 from common.protocols import Engine
-from common.publish import Publisher
 from common.restarts import RestartBudget
 from common.timeline import Timeline
 
@@ -38,13 +37,21 @@ class KeptEngine(Engine, Protocol):
         ...
 
 
+class Bringer(Protocol):
+    """Gives new engines their weights: `common.publish.Publisher`, or an evaluation's model."""
+
+    async def bring(self, engine: Engine, place: int) -> str:
+        """Let it join the pool at this place, with what the others serve. Says what was done; raises what has kept it out."""
+        ...
+
+
 Start = Callable[[int], Awaitable[KeptEngine]]  # a new engine for a place, without weights; where cancelled, none is left
 
 
 class Keeper:
     """Keeps the pool's places filled from `keep` until `close`. Made and used within one running loop."""
 
-    def __init__(self, config: Config, *, pool: Pool, publisher: Publisher, start: Start, timeline: Timeline) -> None:
+    def __init__(self, config: Config, *, pool: Pool, publisher: Bringer, start: Start, timeline: Timeline) -> None:
         self._limits, self._silent_s = config.limits, config.supervision.silent_s
         self._pool, self._publisher, self._start, self._timeline = pool, publisher, start, timeline
         self._budget = RestartBudget(config.supervision)

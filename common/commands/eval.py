@@ -13,16 +13,16 @@ from rich.console import Console
 from common.commands.json_file import write_json
 from common.commands.train import told
 from common.config import Config
-from common.errors import PublishError, RunError
+from common.errors import RunError
 from common.evaluation.checkpoint import Located, as_hugging_face, locate
 from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator
 from common.evaluation.prepare import PreparedEval, check_out, prepare_eval, seen_line, started
+from common.evaluation.serving import ServedModel, served
 from common.evaluation.show import EvalDisplay, category_table, figures_table
 from common.launch import ray_running
 from common.prepare import check_remote, check_rewards
 from common.report.groups import GroupWriter
 from common.rundir import RunDir, create
-from common.spool import check_spool, model_layout, spool_model
 from common.timeline import Timeline
 
 
@@ -89,15 +89,16 @@ def _model(located: Located, places: _Places, timeline: Timeline) -> Path:
 
 
 async def _run(config: Config, prepared: PreparedEval, model: Path, places: _Places, timeline: Timeline) -> Evaluation:
-    version = prepared.located.version
+    version, spool = prepared.located.version, places.scratch / "spool"
     timeline.emit("phase", name="starting engines and verifier")
-    async with started(config, prepared, model, places.run_dir.logs) as (engine, verifier):
-        timeline.emit("phase", name="loading the weights")
-        await _load(config, engine, model, places.scratch / "spool", version)
+    async with (
+        started(config, prepared, model, places.run_dir.logs) as (pool, verifier, start),
+        served(config, pool, ServedModel(config, pool, model, spool, version), start, timeline),
+    ):
         timeline.emit("phase", name="evaluating")
         with GroupWriter(places.run_dir.eval_samples) as writer:
             parts = EvalParts(
-                engine=engine,
+                engine=pool,
                 verifier=verifier,
                 decode=lambda ids: str(prepared.tokenizer.decode(ids, skip_special_tokens=True)),
                 timeline=timeline,
@@ -105,23 +106,6 @@ async def _run(config: Config, prepared: PreparedEval, model: Path, places: _Pla
                 on_group=lambda group, problem: writer.write(version, group, prompt=problem.prompt),
             )
             return await Evaluator(config, parts, version=version).run()
-
-
-async def _load(config: Config, engine: Any, model: Path, spool: Path, version: int) -> None:
-    """The way that a training's weights take: checked, then loaded by every engine."""
-    limit = config.limits.publish_timeout_s
-    try:
-        async with asyncio.timeout(limit):
-            await asyncio.to_thread(_spool, model, spool, version)
-            await engine.publish(version, spool)
-    except TimeoutError as error:
-        raise PublishError(f"the engines had not loaded the weights within limits.publish_timeout_s ({limit:g} s)") from error
-    shutil.rmtree(spool, ignore_errors=True)
-
-
-def _spool(model: Path, spool: Path, version: int) -> None:
-    spool_model(model, spool, version)
-    check_spool(spool, version, model_layout(model))
 
 
 def _result(config: Config, prepared: PreparedEval, evaluation: Evaluation, out: Path) -> dict[str, Any]:

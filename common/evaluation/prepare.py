@@ -11,9 +11,11 @@ from common.config import Config
 from common.errors import ConfigError, DataError, explain
 from common.evaluation.checkpoint import Located
 from common.evaluation.problems import evaluation_length, load_evaluation
+from common.keeper import Start
 from common.launch import close_all, together
+from common.pool import Pool
 from common.prepare import context_length
-from common.protocols import Engine, Verifier
+from common.protocols import Verifier
 from common.rewards.verifier import make_verifier
 from common.workloads.load import Workload, load_problems, overlap
 from common.workloads.prompts import load_tokenizer
@@ -71,9 +73,14 @@ def seen_line(prepared: PreparedEval) -> str:
 
 
 @asynccontextmanager
-async def started(config: Config, prepared: PreparedEval, model: Path, logs: Path) -> AsyncIterator[tuple[Engine, Verifier]]:
-    """Engines, with random weights, and verifier workers, for the time of the block; Ray must run. No trainer is started."""
-    start_pool = importlib.import_module("rolloutpipe_torch.rollout.pool").start_pool
+async def started(config: Config, prepared: PreparedEval, model: Path, logs: Path) -> AsyncIterator[tuple[Pool, Verifier, Start]]:
+    """Engines, with random weights, and verifier workers, for the time of the block; and what starts one more engine.
+
+    Ray must run. No trainer is started.
+    """
+    pool_room = importlib.import_module("rolloutpipe_torch.rollout.pool")
+    placing = importlib.import_module("rolloutpipe_torch.placing").Placing(config, ["rollout"])
+    of_model = (model, logs, prepared.max_model_len)
     verifier = make_verifier(config.rewards, examples=prepared.workload.examples, log=logs / "verifier.log")
     closing: list[Any] = [verifier]
 
@@ -83,11 +90,11 @@ async def started(config: Config, prepared: PreparedEval, model: Path, logs: Pat
         return part
 
     try:
-        engine, _ = await together(
-            keep(lambda: start_pool(config, model, logs, prepared.max_model_len)),
+        pool, _ = await together(
+            keep(lambda: pool_room.start_pool(config, *of_model, placing=placing)),
             verifier.start(config.limits.start_timeout_s),
         )
-        yield engine, verifier
+        yield pool, verifier, lambda place: pool_room.start_engine(config, place, *of_model, placing)
     finally:
         await close_all(closing, config.limits.close_timeout_s)
 

@@ -16,7 +16,7 @@ from common.timeline import Event, Timeline
 
 
 class EvalDisplay:
-    """A bar of the samples at hand; where the console is no terminal, a line for each phase."""
+    """A bar of the samples at hand; where the console is no terminal, a line for each phase. Faults in either case."""
 
     def __init__(self, timeline: Timeline, console: Console, num_samples: int) -> None:
         self._console, self._num_samples = console, num_samples
@@ -46,6 +46,8 @@ class EvalDisplay:
             self._progress.update(self._task, description=event["name"])
             if not self._console.is_terminal:
                 self._console.print(f"{event['name']} ...", markup=False, highlight=False)
+        elif event["kind"] in ("fault", "recovered"):
+            self._console.print(f"{event['kind']}: {event['part']}: {event['detail']}", markup=False, highlight=False)
         elif event["kind"] == "eval_response":
             self._progress.advance(self._task)
 
