@@ -53,7 +53,10 @@ def page_data(info: RunInfo, rounds: list[RoundMetrics], events: list[Event]) ->
     """Everything that the page's scripts draw."""
     spans = gantt.round_spans(events)
     metrics = {entry.round: entry for entry in rounds}
-    charts = [gantt.chart(entry, metrics[entry.number]) for entry in gantt.chosen_rounds(spans)]
+    whole = {
+        number: entry for number, entry in spans.items() if number in metrics
+    }  # a round whose start is a broken line has none
+    charts = [gantt.chart(entry, metrics[entry.number]) for entry in gantt.chosen_rounds(whole)]
     return {
         "rounds": [entry.to_json() for entry in rounds],
         "gap_limit": summary.gap_limit(info),

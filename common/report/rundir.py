@@ -1,6 +1,7 @@
 """Reads a run directory, also of a run that still goes on or was killed, and says in one line what is wrong with it."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 import yaml
 
 from common.errors import DataError, explain
-from common.timeline import Event, read_timeline
+from common.json_lines import read_lines
+from common.timeline import Event
 
 TIMELINE = "timeline.jsonl"
 
 
 def run_events(run_dir: Path) -> Iterator[Event]:
-    """The events of a run; checked before the first is asked for. Raises DataError."""
+    """The events of a run; lines that are none are left out, and how many is told. Raises DataError where no event is left."""
     path = run_dir / TIMELINE
     if not run_dir.is_dir():
         raise DataError(explain("RUN_DIR", "must be a run directory", str(run_dir), "give the directory that `train` printed"))
@@ -29,15 +31,19 @@ def run_events(run_dir: Path) -> Iterator[Event]:
 
 
 def _checked(path: Path) -> Iterator[Event]:
-    """`read_timeline` with its faults as one line."""
+    """Its whole events; a file that cannot be read at all as one line."""
     try:
-        for event in read_timeline(path):
-            if not isinstance(event, dict) or not {"t", "kind"} <= event.keys():
-                raise ValueError(f"no `t` and `kind` in {str(event)[:60]}")
-            yield event
-    except (OSError, ValueError) as error:
-        rule = f"its {TIMELINE} must hold an event a line ({error})"
-        raise DataError(explain("RUN_DIR", rule, str(path.parent), "remove the broken line, or give another run")) from error
+        yield from read_lines(path, _event)
+    except OSError as error:
+        rule = f"its {TIMELINE} must be readable ({error.strerror})"
+        raise DataError(explain("RUN_DIR", rule, str(path.parent), "give another run")) from error
+
+
+def _event(line: Any) -> Event:
+    """Raises KeyError, TypeError or ValueError where it is none."""
+    if not (math.isfinite(line["t"]) and math.isfinite(line.get("start", 0)) and isinstance(line["kind"], str)):
+        raise ValueError("`t` and `start` must be finite numbers, and `kind` text")
+    return dict(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,12 +91,19 @@ def test_a_directory_without_events_is_refused_in_one_line(tmp_path, content) ->
     assert not (tmp_path / "trace.json").exists()
 
 
-def test_a_missing_directory_and_a_broken_line_are_refused(tmp_path) -> None:
+def test_a_missing_directory_and_one_without_an_event_are_refused(tmp_path) -> None:
     with pytest.raises(DataError, match="RUN_DIR: must be a run directory, got "):
         write_trace(tmp_path / "nowhere")
-    for broken in ("no json", '{"t": 1}', "[]"):
-        (tmp_path / "timeline.jsonl").write_text(f'{{"t": 1, "kind": "rollout_done"}}\n{broken}\n')
-        with pytest.raises(DataError, match=r"RUN_DIR: its timeline\.jsonl must hold an event a line"):
+    for broken in (
+        "no json",
+        '{"t": 1}',
+        "[]",
+        '{"t": NaN, "kind": "wait"}',
+        '{"t": "1", "kind": "wait"}',
+        '{"t": 1, "kind": 2}',
+    ):
+        (tmp_path / "timeline.jsonl").write_text(f"{broken}\n{broken}\n")
+        with pytest.raises(DataError, match=r"RUN_DIR: must hold a timeline\.jsonl with at least one whole event"):
             write_trace(tmp_path)
         assert not (tmp_path / "trace.json").exists()
 
