@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,15 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
-def check_cluster(settings: ClusterConfig) -> None:
-    """Raises ConfigError within seconds where the configuration names a cluster and none answers; nothing is joined."""
-    if not settings.is_local:
-        importlib.import_module("rolloutpipe_torch.cluster").check_answers(settings)
+def check_cluster(config: Config, pools: Sequence[str] = ("rollout", "trainer")) -> None:
+    """Raises ConfigError within seconds where the configuration names a cluster and none answers, or none with such nodes.
+
+    Nothing is joined.
+    """
+    if not config.cluster.is_local:
+        cluster = importlib.import_module("rolloutpipe_torch.cluster")
+        nodes = [node for node in cluster.nodes_at(cluster.check_answers(config.cluster)) if node["Alive"]]
+        importlib.import_module("rolloutpipe_torch.placing").demands_of(config, pools, nodes)
 
 
 @contextmanager

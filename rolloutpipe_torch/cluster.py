@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray._private import ray_constants, services, worker
@@ -39,6 +40,17 @@ print("asking", flush=True)
 client = GcsClient(address=sys.argv[1])
 found = get_cluster_metadata(client)
 print(json.dumps(found and [found["ray_version"], found["python_version"]]))
+"""
+# As `ray.nodes`, without joining.
+_NODES_PROBE = """
+import json, sys
+from ray._private.state import GlobalState
+from ray._raylet import GcsClientOptions
+print("asking", flush=True)
+state = GlobalState()
+options = GcsClientOptions.create(sys.argv[1], None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+state._initialize_global_state(options)
+print(json.dumps([{name: node[name] for name in ("NodeID", "Alive", "Labels", "Resources")} for node in state.node_table()]))
 """
 
 
@@ -120,7 +132,7 @@ def _check_versions(found: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, UnicodeError) as error:  # of a host name that cannot be one
         raise _no_answer(found, getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
-    versions = _ask(found)
+    versions: list[str] | None = _ask(found, _PROBE)  # None where it does not say
     mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
     if versions is not None and versions != mine:
         rule = f"must be a cluster of Ray {mine[0]} and Python {mine[1]}, as here"
@@ -128,11 +140,17 @@ def _check_versions(found: str) -> None:
         raise ConfigError(explain("cluster.address", rule, theirs, "install the same versions on all nodes"))
 
 
-def _ask(found: str) -> list[str] | None:
-    """[version of Ray, of Python] there; None where it does not say. Raises ConfigError."""
+def nodes_at(found: str) -> list[dict[str, Any]]:
+    """The nodes of the cluster at host:port, as `ray.nodes` tells them to who has joined. Raises ConfigError."""
+    nodes: list[dict[str, Any]] = _ask(found, _NODES_PROBE)
+    return nodes
+
+
+def _ask(found: str, probe_code: str) -> Any:
+    """What this probe says of the cluster there. Raises ConfigError."""
     pipe = subprocess.PIPE
     # Unbuffered, so that the line read first takes nothing from what `communicate` reads.
-    with subprocess.Popen([sys.executable, "-c", _PROBE, found], stdout=pipe, stderr=pipe, bufsize=0) as probe:
+    with subprocess.Popen([sys.executable, "-c", probe_code, found], stdout=pipe, stderr=pipe, bufsize=0) as probe:
         assert probe.stdout is not None
         probe.stdout.readline()  # the time that a busy machine takes to start it does not count
         try:
@@ -144,8 +162,7 @@ def _ask(found: str) -> list[str] | None:
     if probe.returncode:
         lines = errors.decode(errors="replace").strip().splitlines() or [f"exit status {probe.returncode}"]
         raise _no_answer(found, f"asking it failed with {lines[-1]}")
-    versions: list[str] | None = json.loads(printed.splitlines()[-1])
-    return versions
+    return json.loads(printed.splitlines()[-1])
 
 
 def _no_answer(address: str, why: str) -> ConfigError:

@@ -67,8 +67,7 @@ class Placing:
         if config.cluster.is_local:
             return
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        self._demands = {pool: demand_of(config, pool, nodes) for pool in pools}
-        check_demands(list(self._demands.values()), nodes)
+        self._demands = demands_of(config, pools, nodes)
         try:
             # The pool that fewer nodes will do for chooses first.
             for demand in sorted(self._demands.values(), key=lambda each: len(nodes_of(each.place, nodes))):
@@ -108,6 +107,13 @@ class Placing:
         elif demand.place.labels:
             options["label_selector"] = demand.place.labels
         return options
+
+
+def demands_of(config: Config, pools: Sequence[PoolName], nodes: Sequence[dict[str, Any]]) -> dict[PoolName, Demand]:
+    """What the pools ask for of these nodes, the living ones of a cluster. Raises ConfigError where they lack something of it."""
+    demands = {pool: demand_of(config, pool, nodes) for pool in pools}
+    check_demands(list(demands.values()), nodes)
+    return demands
 
 
 def demand_of(config: Config, pool: PoolName, nodes: Sequence[dict[str, Any]]) -> Demand:

@@ -19,7 +19,7 @@ from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator
 from common.evaluation.prepare import PreparedEval, check_out, prepare_eval, seen_line, started
 from common.evaluation.serving import ServedModel, served
 from common.evaluation.show import EvalDisplay, category_table, figures_table
-from common.launch import ray_running
+from common.launch import check_cluster, ray_running
 from common.prepare import check_remote, check_rewards
 from common.report.groups import GroupWriter
 from common.rundir import RunDir, create
@@ -45,6 +45,7 @@ def evaluate(config: Config, checkpoint: Path | None, out: Path | None, console:
 
     out = out or Path("runs") / f"{config.name}-eval-{time.strftime('%Y%m%d-%H%M%S')}"
     check_out(out)
+    check_cluster(config, ["rollout"])
     check_rewards(config)
     located = locate(config, checkpoint, say)
     prepared = prepare_eval(config, located, say)

@@ -81,7 +81,7 @@ def finished_result(config: Config, run_dir: RunDir) -> dict[str, Any] | None:
 
 def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = False) -> RunResult:
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
-    check_cluster(config.cluster)
+    check_cluster(config)
     with held(run_dir) if resume else begun(run_dir):
         result = _train(config, run_dir, console, resume)
     console.print(final_table(result.rounds, run_dir.path))

@@ -55,7 +55,7 @@ def page_data(info: RunInfo, rounds: list[RoundMetrics], events: list[Event]) ->
     metrics = {entry.round: entry for entry in rounds}
     whole = {
         number: entry for number, entry in spans.items() if number in metrics
-    }  # a round whose start is a broken line has none
+    }  # where its start is a broken line, it has none
     charts = [gantt.chart(entry, metrics[entry.number]) for entry in gantt.chosen_rounds(whole)]
     return {
         "rounds": [entry.to_json() for entry in rounds],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from rolloutpipe_torch.cluster import prepare_node, start_ray, stop_ray
+from rolloutpipe_torch.cluster import nodes_at, prepare_node, start_ray, stop_ray
 
 prepare_node()
 
@@ -70,6 +70,11 @@ def listens():
     return sorted({address for _, address in listening(psutil.Process())})
 
 
+def told(nodes):
+    """What placing asks of nodes, in one order."""
+    return sorted(([node[name] for name in ("NodeID", "Alive", "Labels", "Resources")] for node in nodes), key=str)
+
+
 async def a_node_dies(cluster, node, config, placing, logs):
     """Ranks on `node`, which dies; another one comes while they start again."""
     ranks = Ranks("planted_room", config, logs, logs, num_processes=2, options=placing.rank_options)
@@ -103,6 +108,7 @@ def main(logs):
     begin, found = time.monotonic(), {}
     start_ray(config.cluster)
     found["join_s"] = time.monotonic() - begin
+    found["from_outside"] = told(nodes_at(cluster.address)) == told(ray.nodes())
     found["held"] = who_holds_what_is_asked_for(config)
     placing = Placing(config)
     found["on_gpu"] = placing.on_gpu("rollout"), placing.on_gpu("trainer")

@@ -32,6 +32,10 @@ def test_two_gpus_train_in_one_node_and_eight_sample_in_another_as_in_the_paper(
     assert found["places"] == [["roll", 2]] * 4 + [["train", 1]] * 2
 
 
+def test_who_has_not_joined_is_told_the_same_nodes(found):
+    assert found["from_outside"] is True
+
+
 def test_gpus_that_others_hold_are_missed_by_name(found):
     assert found["held"].startswith(
         "cluster.trainer: asks for 2 GPUs on nodes with label pool=train and resource fast, which must"

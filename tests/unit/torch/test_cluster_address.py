@@ -1,14 +1,19 @@
 """An address at which no cluster of ours answers, told in one line. No cluster runs."""
 
+import importlib
 import json
 import socket
 import sys
 
 import pytest
 import ray
+from rich.console import Console
 
+from common.config import Config
 from common.config_cluster import ClusterConfig
 from common.errors import ConfigError
+from common.launch import check_cluster
+from common.rundir import plan_run_dir
 from rolloutpipe_torch import cluster
 
 
@@ -92,3 +97,51 @@ def test_the_environment_counts_with_auto_alone(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **options: started.append(options["address"]))
     cluster.start_ray(ClusterConfig())
     assert started == ["local"]
+
+
+NODES = [
+    {"NodeID": "a", "Alive": True, "Labels": {"pool": "roll"}, "Resources": {"GPU": 2.0, "CPU": 8.0}},
+    {"NodeID": "b", "Alive": False, "Labels": {"pool": "train"}, "Resources": {"GPU": 8.0, "CPU": 8.0}},
+]
+ROLL, DEAD = {"labels": {"pool": "roll"}}, {"labels": {"pool": "train"}}
+
+
+@pytest.mark.parametrize(
+    ("places", "pools", "told"),
+    [
+        ((ROLL, DEAD), ("rollout", "trainer"), r"^cluster\.trainer: must name labels .* of a node .*\(it has pool=roll\)"),
+        (({"resource": "slot"}, ROLL), ("rollout", "trainer"), r"^cluster\.rollout: must name labels or a resource of a node"),
+        ((ROLL, ROLL), ("rollout", "trainer"), r"^cluster: must have the 4 GPUs .*, got '2'"),
+        ((ROLL, DEAD), ("rollout",), None),  # of an evaluation
+    ],
+)
+def test_nodes_that_are_not_there_are_missed_before_anything_is_joined_or_made(monkeypatch, places, pools, told):
+    mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
+    monkeypatch.setattr(cluster, "_NODES_PROBE", f"import json\nprint('asking', flush=True)\nprint(json.dumps({NODES!r}))")
+    with answering(monkeypatch, f"print('{json.dumps(mine)}')") as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        where = {"address": address, "rollout": places[0], "trainer": places[1]}
+        config = Config(model={"path": "m"}, cluster=where, rollout={"replicas": 2}, training={"ranks": 2})
+        if told is None:
+            check_cluster(config, pools)
+            return
+        with pytest.raises(ConfigError, match=told):
+            check_cluster(config, pools)
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_the_commands_ask_first(monkeypatch, tmp_path, command):
+    """Before a model is looked for, a row of data is read, or a directory is made."""
+
+    def missing(config, pools=("rollout", "trainer")):
+        raise ConfigError(f"no node for {' and '.join(pools)}")
+
+    config = Config(model={"path": "m"}, run_dir=str(tmp_path / "run"))
+    module = importlib.import_module(f"common.commands.{command}")
+    monkeypatch.setattr(module, "check_cluster", missing)
+    with pytest.raises(ConfigError, match=r"rollout and trainer$" if command == "train" else r"no node for rollout$"):
+        if command == "train":
+            module.train(config, plan_run_dir(config), Console(quiet=True))
+        else:
+            module.evaluate(config, None, tmp_path / "run", Console(quiet=True))
+    assert list(tmp_path.iterdir()) == []
