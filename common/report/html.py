@@ -53,9 +53,7 @@ def page_data(info: RunInfo, rounds: list[RoundMetrics], events: list[Event]) ->
     """Everything that the page's scripts draw."""
     spans = gantt.round_spans(events)
     metrics = {entry.round: entry for entry in rounds}
-    whole = {
-        number: entry for number, entry in spans.items() if number in metrics
-    }  # where its start is a broken line, it has none
+    whole = {number: entry for number, entry in spans.items() if number in metrics}  # without its start, a round has none
     charts = [gantt.chart(entry, metrics[entry.number]) for entry in gantt.chosen_rounds(whole)]
     return {
         "rounds": [entry.to_json() for entry in rounds],
