@@ -144,7 +144,7 @@ def _number(task: dict[str, Any], answer: str) -> Fields:
 
 def _numbers(answer: str, unit: str, *, is_science: bool) -> list[numbers.Number]:
     """What the answer says: one number; two where it gives an exact one and the rounded (`\\frac{22}{7} \\approx 3.14`)."""
-    for text in dict.fromkeys((answer, _without_unit(answer, unit), wrappers.bare(answer))):
+    for text in dict.fromkeys((answer, numbers.without_stated(answer, unit), wrappers.bare(answer))):
         if number := numbers.read(text):
             return [number]
     text = latex.unwrap(latex.plain(wrappers.bare(answer)))
@@ -161,13 +161,6 @@ def _without_error(text: str) -> str:
     value, error = numbers.read_plain(match[2]), numbers.read_plain(match[3])
     is_small = value and error and 0 < error.value <= SCI_TOLERANCE * abs(value.value)
     return f"{match[1]}{match[2]}{match[4]}" if is_small else text
-
-
-def _without_unit(answer: str, unit: str) -> str:
-    """Without the unit that the task states, where the answer repeats it (`2 e`, in elementary charges)."""
-    stated = latex.compact(re.sub(r"^\W*10\s*\^\s*(?:\{[^{}]*\}|\d)", "", latex.plain(unit)))
-    written = latex.compact(latex.plain(answer))
-    return written.removesuffix(stated) if stated else answer
 
 
 def _free_number(task: dict[str, Any], response: str) -> Fields:
