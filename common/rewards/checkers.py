@@ -20,7 +20,7 @@ from typing import Any
 
 from common.records import Verdict
 from common.rewards import answers, chains, expressions, latex, letters, numbers, wrappers
-from common.rewards.lists import Matcher, Tolerance, items
+from common.rewards.lists import OR, Matcher, Tolerance, items
 
 CHECKED = frozenset(("lsat_ar", "sci_xw", "sci_jl", "olyphys", "gsm8k", "math500"))
 SCI_TOLERANCE = Fraction(5, 100)
@@ -184,6 +184,8 @@ def _math(task: dict[str, Any], answer: str, boxes: Sequence[str]) -> Fields:
     tolerances = _tolerances(task, len(golds))
     matcher = Matcher(is_positive=is_physics)
     forms = [given] if wrappers.bare(answer) == answer else [given, items(latex.plain(wrappers.bare(answer)))]
+    if any(r"\cup" in gold for gold in golds):
+        forms.append(items(OR.sub(r"\\cup ", latex.plain(answer))))  # `x < 2 or x > 3`
     is_right = any(_matches(matcher, golds, form, tolerances, is_absolute=is_physics) for form in forms)
     shown = (
         ", ".join(box.strip() for box in boxes[-len(golds) :])

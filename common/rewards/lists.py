@@ -20,14 +20,16 @@ from common.rewards import chains, expressions, latex, names, numbers
 
 Tolerance = Fraction | None
 MAX_PARTS = 100  # of a list
+OR = re.compile(r"\\text\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 
-_COMMA = r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
+_COMMA = r"(?:\\text\s*)?[,;]|\\(?:lor|vee)(?![a-zA-Z])|\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
 _UNION = r"\\cup(?![a-zA-Z])"
 _IN = r"\\in(?![a-zA-Z])"
 _EQUAL = r"=|\\(?:equiv|triangleq)(?![a-zA-Z])"
 _APPROXIMATE = r"\\(?:approx|simeq|sim|cong)(?![a-zA-Z])"
 _ORDER = r"\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>]"
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_ARRAY = re.compile(r"[(\[]\s*\\begin\{array\}\s*\{[clr|]*\}(.*)\\end\{array\}\s*[)\]]", re.DOTALL)  # in brackets: a matrix
 _OPENING = re.compile(r"\(|\[|\\langle(?![a-zA-Z])")
 _CLOSING = re.compile(r"(?:\)|\]|\\rangle)$")
 _NAMES = re.compile(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)")  # (x,y) = (1,2)
@@ -91,6 +93,8 @@ class Matcher:
         return any(self.is_same(gold, part, tolerance) for part in chains.texts(answer) or ())
 
     def _orders(self, gold: str, answer: str, tolerance: Tolerance) -> bool | None:
+        if re.search(_UNION, answer) and not re.search(_IN, gold + answer):
+            return self._unions(gold, answer, tolerance)  # `x < 2 \cup x > 3`
         wanted, given = _chain(gold), _chain(answer)
         if not wanted and not given:
             return None
@@ -151,6 +155,7 @@ class Matcher:
         return self.is_list(wanted, given, [tolerance] * len(wanted)) if len(wanted) > 1 or len(given) > 1 else None
 
     def _matrices(self, gold: str, answer: str, tolerance: Tolerance) -> bool | None:
+        gold, answer = (_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text) for text in (gold, answer))
         wanted, given = _MATRIX.fullmatch(gold), _MATRIX.fullmatch(answer)
         if not wanted or not given:
             return False if wanted and not re.search(r"\\begin", answer) else None

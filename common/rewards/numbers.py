@@ -32,6 +32,7 @@ _FRACTION = re.compile(
     rf"(?:\\frac\s*\{{\s*(?P<top>[-+]?{_DECIMAL})\s*\}}\s*\{{\s*(?P<bottom>[-+]?{_DECIMAL})\s*\}}"
     rf"|(?P<over>{_DECIMAL})\s*/\s*(?P<under>{_DECIMAL}))(?![\d/]|\.\d|,\d)"
 )
+_REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<once>\d{0,9})\\(?:overline|bar)\s*\{\s*(?P<again>\d{1,9})\s*\}(?![\d.])")
 _BRACKETED = re.compile(r"\(([^()]*)\)(.*)", re.DOTALL)
 _SIGN = re.compile(r"(?:[-+]\s*)?")
 _LEAD = re.compile(
@@ -120,7 +121,7 @@ def _bare(text: str) -> Number | None:
             value = inside.value * scale * (-1 if sign.strip() == "-" else 1)
             percents = inside.is_percent + len(_PERCENT.findall(bracket[2]))
             return Number(value, percents == 1, inside.digits, inside.is_cut) if percents < 2 else None
-    for pattern, convert in ((_FRACTION, _fraction), (_BARE_POWER, _power), (_NUMBER, _decimal)):
+    for pattern, convert in ((_REPEATING, _repeating), (_FRACTION, _fraction), (_BARE_POWER, _power), (_NUMBER, _decimal)):
         match = pattern.match(rest)
         if match is None:
             continue
@@ -164,6 +165,15 @@ def _fraction(match: re.Match[str]) -> tuple[Fraction, int] | None:
     if bottom == 0 or (whole and not 0 <= top / bottom < 1):
         return None
     return (int(whole) if whole else 0) + top / bottom, 0
+
+
+def _repeating(match: re.Match[str]) -> tuple[Fraction, int] | None:
+    """`4.1\\overline{6}` is 4.1 and 6/9 of a tenth."""
+    whole, once, again = match["whole"], match["once"], match["again"]
+    if len(whole) > MAX_DIGITS:
+        return None
+    rest = Fraction(int(again), 10 ** len(again) - 1) / 10 ** len(once)
+    return Fraction(f"{whole or 0}.{once or 0}") + rest, 0
 
 
 def _exact(digits: str) -> Fraction:

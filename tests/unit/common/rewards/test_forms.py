@@ -10,6 +10,10 @@ from common.rewards.names import is_label
 NUMBERS = ("gsm8k", "math500", "sci_xw", "olyphys")
 
 
+UNION = r"(-\infty,2)\cup(3,\infty)"
+COLUMN = r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"
+
+
 def is_right(workload: str, gold: Any, answer: str, **task: Any) -> bool:
     return bool(check({"workload": workload, "gold": gold, **task}, rf"So it is \boxed{{{answer}}}.")["reward"] == 1.0)
 
@@ -122,6 +126,21 @@ def test_a_label_takes_nothing_from_an_equation_that_is_asked_for() -> None:
     [
         *[(r"\sqrt{51}", "√51", True), (r"\frac{3\sqrt{3}}{4}", "3√3/4", True), (r"\sqrt{x+1}", "√(x+1)", True)],
         *[(r"\sqrt{51}", "√5 1", False), (r"\sqrt{5}", "√51", False), (r"\sqrt{2}x", "√2x", False), (r"\sqrt{2x}", "√2x", False)],
+        *[("1,-2", r"x \in \{1, -2\}", True), ("1,-2", r"x = 1 \lor x = -2", True), ("1,-2", r"x=1\text{, }x=-2", True)],
+        *[("1,-2", r"x \in \{1, 2\}", False), ("1,-2", r"x \in (1, -2)", False), ("1,-2", r"x \notin \{1,-2\}", False)],
+        *[(UNION, r"x < 2 \text{ or } x > 3", True), (UNION, r"(3,\infty) \text{ or } (-\infty,2)", True)],
+        *[(UNION, r"x < 2 \text{ and } x > 3", False), (UNION, r"x \le 2 \text{ or } x > 3", False), (UNION, "x < 2", False)],
+        *[
+            (r"\frac{14}{3}", r"4.\overline{6}", True),
+            ("-0.16", r"-0.1\overline{6}", False),
+            (r"-\frac{1}{6}", r"-.1\bar{6}", True),
+        ],
+        *[(r"\frac{14}{3}", r"4.\overline{7}", False), ("4.6", r"4.\overline{6}", False), ("1", r"0.\overline{9}", True)],
+        *[(COLUMN, r"\left(\begin{array}{c} 1 \\ 2 \end{array}\right)", True)],
+        *[
+            (COLUMN, r"\left(\begin{array}{cc} 1 & 2 \end{array}\right)", False),
+            (COLUMN, r"\left|\begin{array}{c} 1 \\ 2 \end{array}\right|", False),
+        ],
         *[("6r^2-4r-24", "6r**2 - 4r - 24", True), ("6r^2", "6r**3", False)],
         *[("0", "0 (unknown)", False), ("0", r"0 \text{ or } x", False), ("0", "0 n", False), ("0", "0 m", True)],
     ],
