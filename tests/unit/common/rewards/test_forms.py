@@ -119,6 +119,7 @@ def test_a_label_takes_nothing_from_an_equation_that_is_asked_for() -> None:
     """Left out is the left side where a value is asked for alone."""
     assert not is_right("math500", r"\frac{y}{x} = 2", "2") and not is_right("math500", r"\sin x = 2", r"\cos x = 2")
     assert is_right("math500", r"\sin x = 2", r"\sin x = 2") and not is_right("math500", r"x \cdot y = 1", "1")
+    assert is_right("math500", r"z = x \cdot y", r"x \cdot y = z")
 
 
 @pytest.mark.parametrize(
