@@ -84,4 +84,16 @@ def summarize(rounds: Iterable[RoundMetrics]) -> dict[str, float | None]:
     return medians
 
 
+# Figures of a round by which schedules are compared.
+COMPARED = (
+    "r2t_end_s",
+    "first_group_s",
+    "first_dispatch_s",
+    "waiting_ratio",
+    "waiting_ratio_first",
+    "trainer_compute_s",
+    "trainer_cpu_s",
+    "rollout_s",
+    "tokens",
+)
 _NOT_FIGURES = frozenset({"round", "version", "schedule", "is_finished", "books", "optimizer_step"})

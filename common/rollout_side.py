@@ -106,14 +106,7 @@ class RolloutSide:
         self._ended.cancel()
         for group in self._groups.open.values():
             group.end()
-        try:
-            await self._sampler.abort(self._in_flight.values())
-        finally:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._config.limits.close_timeout_s)
+        await self._sampler.stop(self._in_flight.values(), self._tasks)
 
     def _admit(self) -> None:
         if self._ended.done():

@@ -4,7 +4,7 @@ Nothing is kept between tries: retries, slots and groups belong to `common.rollo
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -121,6 +121,17 @@ class Sampler:
             with suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(self._limits.close_timeout_s):
                     await self._engine.abort(request_ids)
+
+    async def stop(self, members: Iterable[Member], tasks: "Collection[asyncio.Task[None]]") -> None:
+        """Nothing runs on: the engine lets `members` go, then `tasks` end, at the latest after `limits.close_timeout_s` each."""
+        try:
+            await self.abort(members)
+        finally:
+            running = list(tasks)  # of now: some have ended or begun meanwhile
+            for task in running:
+                task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=self._limits.close_timeout_s)
 
     def _emit(self, kind: str, member: Member, **fields: object) -> None:
         request = member.request

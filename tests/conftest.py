@@ -9,6 +9,7 @@ import pytest
 
 from common.grpo import group_advantages
 from common.records import FinishReason, Group, Request, Response, Sample, Verdict
+from tests.random_models import random_model
 
 TINY_VOCAB = 45
 
@@ -59,20 +60,16 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _save_tiny(directory: Path, *, tied: bool, dtype: str = "float32", sizes: dict[str, int] | None = None) -> Path:
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    defaults = {"vocab_size": TINY_VOCAB, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = Qwen3Config(
-        **{**defaults, **(sizes or {})},
+    model = random_model(
+        "Qwen3",
+        dtype=dtype,
+        **{"vocab_size": TINY_VOCAB, "hidden_size": 32, **(sizes or {})},
         intermediate_size=96,
-        num_hidden_layers=2,
         head_dim=8,
         tie_word_embeddings=tied,
         initializer_range=0.3,  # a random model of the usual 0.02 gives nearly uniform log-probs, which hides mistakes
     )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(directory)
+    model.save_pretrained(directory)
     return directory
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from jax import Array
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from rolloutpipe_jax.model import Skeleton, skeleton
 from rolloutpipe_jax.parallelize import make_mesh
 from rolloutpipe_jax.shape import read_shape
 from rolloutpipe_jax.weights import load_params
+from tests.random_models import random_model
 
 # The models are too small for two threads to help, and on a busy machine they wait for each other a hundred times as long.
 torch.set_num_threads(1)
@@ -29,12 +29,12 @@ SCALED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": ORIGINAL_CONTEXT,
 }
-FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "qwen3": (Qwen3Config, {"head_dim": 32}),
-    "qwen2": (Qwen2Config, {}),
-    "llama": (LlamaConfig, {}),
-    "llama-scaled": (LlamaConfig, {"rope_parameters": SCALED, "max_position_embeddings": 512}),
-    "llama-bias": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen2": ("Qwen2", {}),
+    "llama": ("Llama", {}),
+    "llama-scaled": ("Llama", {"rope_parameters": SCALED, "max_position_embeddings": 512}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
 }
 
 
@@ -45,14 +45,9 @@ def make_model(family: str, *, tied: bool, dtype: str = "float32", **sizes: Any)
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
         "intermediate_size": 160,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "initializer_range": 0.1,
     }
-    config = kind(**settings | extra | sizes, tie_word_embeddings=tied)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = random_model(kind, **settings | extra | sizes, tie_word_embeddings=tied).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

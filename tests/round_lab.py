@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from common.config import Config
-from common.protocols import Problem, Score
+from common.protocols import Engine, Problem, Score
 from common.records import Group, Verdict
 from common.rollout_side import Parts
 from common.round import Round, RoundResult
@@ -50,23 +50,44 @@ class ScriptedVerifier(FakeVerifier):
         return Score(reward=float(value), status=Verdict.OK if value == 1 else Verdict.WRONG)
 
 
-@dataclass
-class Lab:
-    """A round that has ended."""
+Result = TypeVar("Result")
 
-    config: Config
-    engine: FakeEngine
-    trainer: RecordingTrainer
-    verifier: FakeVerifier
+
+@dataclass(kw_only=True)
+class Outcome(Generic[Result]):
+    """What a task leaves that has the engine to itself."""
+
     events: list[Event] = field(default_factory=list)
-    complete: list[Group] = field(default_factory=list)  # as given to on_group
-    result: RoundResult | None = None
+    result: Result | None = None
     error: BaseException | None = None
     ended_s: float = 0.0
 
     def of(self, kind: str) -> list[Event]:
         """Events of one kind."""
         return [event for event in self.events if event["kind"] == kind]
+
+    async def settle(self, task: "asyncio.Task[Result]") -> None:
+        """Wait for `task`; an error of it is kept, for the test to expect."""
+        await asyncio.wait((task,), timeout=MAX_S)
+        self.ended_s = asyncio.get_running_loop().time()
+        assert task.done(), "it hangs"
+        if task.cancelled():
+            self.error = asyncio.CancelledError()
+        elif (error := task.exception()) is not None:
+            self.error = error
+        else:
+            self.result = task.result()
+
+
+@dataclass
+class Lab(Outcome[RoundResult]):
+    """A round that has ended."""
+
+    config: Config
+    engine: FakeEngine
+    trainer: RecordingTrainer
+    verifier: FakeVerifier
+    complete: list[Group] = field(default_factory=list)  # as given to on_group
 
     @property
     def books(self) -> Any:
@@ -118,7 +139,7 @@ def run_round(
     more = iter(make_problems(lab.config.groups_per_round + num_refills)[lab.config.groups_per_round :])
 
     async def run() -> None:
-        await _serve_version(lab, version)
+        await serve_version(version, lab.trainer, lab.engine)
         timeline = Timeline(None, asyncio.get_running_loop().time)
         timeline.listen(lab.events.append)
         parts = Parts(
@@ -133,16 +154,12 @@ def run_round(
         )
         task = asyncio.create_task(Round(lab.config, parts, index=index, version=version).run(problems))
         beside = asyncio.create_task(meanwhile(lab, task)) if meanwhile else None  # type: ignore[arg-type]
-        await asyncio.wait((task,), timeout=MAX_S)
-        lab.ended_s = asyncio.get_running_loop().time()
-        assert task.done(), "the round hangs"
-        if task.cancelled():
-            lab.error = asyncio.CancelledError()
-        elif (error := task.exception()) is not None:
-            lab.error = error
-        else:
-            lab.result = task.result()
-        await _check_nothing_runs(lab, beside)
+        await lab.settle(task)
+        if beside is not None:
+            await beside
+        await check_nothing_runs(lab.engine)
+        assert not lab.trainer.is_updating, "an update was left open"
+        assert lab.engine.max_running <= lab.engine.capacity, "more requests in flight than the engine has slots"
         assert timeline._listeners == [lab.events.append], "something still listens to the timeline"
         num_events = len(lab.events)
         await asyncio.sleep(2 * lab.config.limits.group_timeout_s)
@@ -154,21 +171,19 @@ def run_round(
     return lab
 
 
-async def _serve_version(lab: Lab, version: int) -> None:
+async def serve_version(version: int, trainer: FakeTrainer, engine: Engine) -> None:
+    """From now on the engine serves the trainer's weights, as `version`."""
     with tempfile.TemporaryDirectory() as folder:
         spool = Path(folder)
-        await lab.trainer.export_weights(spool, version)
-        await lab.engine.publish(version, spool)
+        await trainer.export_weights(spool, version)
+        await engine.publish(version, spool)
 
 
-async def _check_nothing_runs(lab: Lab, beside: "asyncio.Task[None] | None") -> None:
-    if beside is not None:
-        await beside
-    left = asyncio.all_tasks() - {asyncio.current_task(), beside}  # type: ignore[arg-type]
+async def check_nothing_runs(engine: Engine) -> None:
+    """No task but this one, and no request."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, f"still running: {left}"
-    assert all(health.num_running == 0 for health in await lab.engine.health()), "requests still run in the engine"
-    assert not lab.trainer.is_updating, "an update was left open"
-    assert lab.engine.max_running <= lab.engine.capacity, "more requests in flight than the engine has slots"
+    assert all(health.num_running == 0 for health in await engine.health()), "requests still run in the engine"
 
 
 def check_books(lab: Lab) -> None:

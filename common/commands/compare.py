@@ -11,22 +11,10 @@ from rich.table import Table
 from common.commands.train import train
 from common.config import Config
 from common.config_errors import validate
-from common.metrics import RoundMetrics, summarize
+from common.metrics import COMPARED, RoundMetrics, summarize
 from common.report.compare import write_compare_report
 from common.run_parts import RunResult
 from common.rundir import RunDir, plan_run_dir, write_atomically
-
-FIGURES = (
-    "r2t_end_s",
-    "first_group_s",
-    "first_dispatch_s",
-    "waiting_ratio",
-    "waiting_ratio_first",
-    "trainer_compute_s",
-    "trainer_cpu_s",
-    "rollout_s",
-    "tokens",
-)
 
 
 def compare(config: Config, schedules: list[str], console: Console) -> dict[str, Any]:
@@ -54,13 +42,13 @@ def _with_schedule(config: Config, schedule: str, root: Path) -> Config:
 
 
 def comparison(results: list[RunResult]) -> dict[str, Any]:
-    """What `compare.json` holds: each round's FIGURES, and their medians by schedule."""
+    """What `compare.json` holds: each round's figures (COMPARED), and their medians by schedule."""
     return {
         "schedules": [
             {
                 "schedule": result.schedule,
                 "rounds": [_round(metrics) for metrics in result.rounds],
-                "median": {name: value for name, value in summarize(result.rounds).items() if name in FIGURES},
+                "median": {name: value for name, value in summarize(result.rounds).items() if name in COMPARED},
                 "final_weights_sha256": result.final_weights_sha256,
             }
             for result in results
@@ -70,7 +58,7 @@ def comparison(results: list[RunResult]) -> dict[str, Any]:
 
 def _round(metrics: RoundMetrics) -> dict[str, Any]:
     values = metrics.to_json()
-    return {"round": metrics.round, **{name: values[name] for name in FIGURES}}
+    return {"round": metrics.round, **{name: values[name] for name in COMPARED}}
 
 
 def comparison_table(data: dict[str, Any]) -> Table:

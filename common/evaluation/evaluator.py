@@ -135,7 +135,7 @@ class Evaluator:
                     task.result()
         finally:
             unlisten()
-            await self._stop()
+            await self._sampler.stop(self._in_flight.values(), self._tasks)
         if self._waiting:
             raise RunError(f"{self.describe()}, and nothing runs: the engines' capacity is {self._parts.engine.capacity}")
         ks = self._config.eval.pass_at
@@ -248,14 +248,3 @@ class Evaluator:
         if samples and not group.members_in(Stage.WAITING, Stage.SAMPLING, Stage.SCORING):
             done = Group(group_id=group.group_id, order=group.order, weight_version=self._version, samples=samples)
             self._parts.on_group(done, problem)
-
-    async def _stop(self) -> None:
-        """Nothing of it runs on; the engine lets go first."""
-        try:
-            await self._sampler.abort(self._in_flight.values())
-        finally:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._config.limits.close_timeout_s)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from common.errors import ConfigError, explain
 from common.figures import percent, seconds
-from common.metrics import summarize
+from common.metrics import COMPARED, summarize
 from common.report.compare import write_compare_report
 from common.rundir import write_atomically
 from common.simulation.models import SCHEDULES, Scenario
@@ -24,16 +24,7 @@ from common.simulation.out_directory import new_directory
 from common.simulation.run import SimulatedRun, simulate
 from common.simulation.scenario_file import describe
 
-FIGURES = (
-    "r2t_end_s",
-    "first_group_s",
-    "first_dispatch_s",
-    "waiting_ratio",
-    "waiting_ratio_first",
-    "trainer_compute_s",
-    "rollout_s",
-    "tokens",
-)
+FIGURES = tuple(name for name in COMPARED if name != "trainer_cpu_s")  # nothing is computed
 MAX_DETAIL = 50_000  # requests of a run, above which its timeline has no events of single ones
 _HEADINGS = ("schedule", "train\nend", "ratio", "first\ndispatch", "waits", "rollout", "compute", "tokens")
 

@@ -10,7 +10,8 @@ import pytest
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # read when vllm is imported; else an installed libtpu is taken for one
 from common.errors import EngineError, PublishError
-from rolloutpipe_torch.rollout.engine import EngineSettings, VllmEngine
+from rolloutpipe_torch.rollout.engine import VllmEngine
+from tests.vllm_lab import engine_settings
 
 TENSORS = [("b", "float32", [2, 3]), ("a", "bfloat16", [4])]
 INFO = {"master_address": "127.0.0.1", "master_port": 5, "rank_offset": 1, "world_size": 2}
@@ -45,20 +46,7 @@ class FakeLLM:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> VllmEngine:
-    settings = EngineSettings(
-        name="engine-0",
-        model_dir=str(tmp_path),
-        log_file=str(tmp_path / "log"),
-        on_gpu=False,
-        capacity=1,
-        dtype="float32",
-        max_model_len=8,
-        threads=1,
-        kv_cache_gb=1,
-        tensor_parallel=1,
-        publish_timeout_s=1.0,
-    )
-    engine = VllmEngine(settings)
+    engine = VllmEngine(engine_settings(tmp_path))
     engine._llm, engine._fault, engine._version = FakeLLM(), "", 0
     return engine
 

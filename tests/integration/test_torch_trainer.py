@@ -16,6 +16,7 @@ from common.config import Config
 from common.errors import ConfigError, DataError, TrainerDiedError, TrainerError, UsageError
 from common.spool import check_spool, model_layout, spool_files
 from rolloutpipe_torch.trainer import start_trainer
+from tests.gradient_lab import distance
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_runtime")]
 
@@ -112,10 +113,6 @@ def sha(weights):
 def gradients(trainer):
     (first, *_) = asyncio.run(trainer._ranks.call("gradients"))
     return np.concatenate([first[name].ravel().astype(np.float64) for name in sorted(first)])
-
-
-def distance(found, expected):
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 def test_two_ranks_sum_the_gradients_of_one(fresh, make_group):

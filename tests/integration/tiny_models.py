@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from common.records import Request, Response
 from common.spool import SpoolWriter
+from tests.random_models import random_model
 
 VOCABULARY = 50
 # The models are too small for two threads to help, and on a busy machine they wait for each other a hundred times as long.
@@ -18,14 +19,13 @@ torch.set_num_threads(1)
 
 def tiny_model(directory: Path, *, seed: int, tied: bool, eos: list[int] | None) -> Any:
     """Random Qwen3 (4 layers, hidden 128) saved in `directory`; the spread is wide, so that two seeds differ by far."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
+    model = random_model(
+        "Qwen3",
+        seed=seed,
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=32,
         tie_word_embeddings=tied,
         initializer_range=0.15,
@@ -33,8 +33,7 @@ def tiny_model(directory: Path, *, seed: int, tied: bool, eos: list[int] | None)
         bos_token_id=None,
         eos_token_id=eos,
         pad_token_id=0,
-    )
-    model = Qwen3ForCausalLM(config).eval()
+    ).eval()
     model.save_pretrained(directory)
     return model
 

@@ -19,6 +19,7 @@ from common.commands.parity import LATER, LOSS_TOLERANCE
 from common.config import Config
 from common.parity import Comparison, Side, Update, both, compare, cut, difference, longest_sequence
 from common.records import Group
+from tests.random_models import random_model
 
 UPDATES = 10
 MAX_NORM = 0.5
@@ -41,27 +42,23 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(scope="module")
 def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("families")
-    return {"qwen3": tiny_model, "qwen2": _save(root / "qwen2", "Qwen2Config"), "llama": _save(root / "llama", "LlamaConfig")}
+    return {"qwen3": tiny_model, "qwen2": _save(root / "qwen2", "Qwen2"), "llama": _save(root / "llama", "Llama")}
 
 
 def _save(directory: Path, family: str) -> Path:
     """Two layers, an untied head, and biases where the family has them; a bias of zero would hide where it goes."""
     import torch
-    import transformers
 
-    config = getattr(transformers, family)(
+    model = random_model(
+        family,
+        seed=1,
         vocab_size=45,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         tie_word_embeddings=False,
         initializer_range=0.3,
         pad_token_id=7,  # the groups hold it, so it is trained as any other (rule 8)
     )
-    torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, param in model.named_parameters():
             if name.endswith(".bias"):

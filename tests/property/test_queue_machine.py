@@ -7,6 +7,7 @@ import pytest
 from core_models import REASONS, MakeQueue, ReferenceQueue, refusal, run_machine
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from planted_queues import ClosesEarly, ClosesLate, LetsAnyVersionThrough
 
 from common.errors import DuplicateGroupError, QueueClosedError, RoundFinished, StaleGroupError, UsageError
 from common.queue import CompleteGroupQueue
@@ -143,12 +144,6 @@ def test_the_queue_does_what_its_reference_does() -> None:
 # --- planted bugs
 
 
-class LetsAnyVersionThrough(CompleteGroupQueue):
-    def put(self, group: Any) -> None:
-        self._version = group.weight_version
-        super().put(group)
-
-
 class TrainsTwice(CompleteGroupQueue):
     """A group that was taken may be put again."""
 
@@ -166,22 +161,6 @@ class LosesAGroup(CompleteGroupQueue):
         super().put(group)
         if len(self._reported) == 3:
             del self._waiting[group.group_id]
-
-
-class ClosesEarly(CompleteGroupQueue):
-    """Updates of U - 1 groups."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._per_update = max(1, self._per_update - 1)
-
-
-class ClosesLate(CompleteGroupQueue):
-    """Updates of U + 1 groups."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._per_update += 1
 
 
 class LeavesTheUpdateOpen(CompleteGroupQueue):

@@ -13,6 +13,7 @@ import pytest
 from core_models import REASONS, MakePolicy, MakeQueue, refusal, run_machine
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from planted_queues import ClosesEarly, ClosesLate, LetsAnyVersionThrough
 
 from common._admission import WaitingGroup
 from common.errors import RoundFinished, StaleGroupError, UnknownRequestError
@@ -277,12 +278,6 @@ def test_whole_rounds_keep_the_rules(kind: str) -> None:
 # --- planted bugs
 
 
-class LetsAnyVersionThrough(CompleteGroupQueue):
-    def put(self, group: Any) -> None:
-        self._version = group.weight_version
-        super().put(group)
-
-
 class TrainsTwice(CompleteGroupQueue):
     """The first group taken comes again in place of the second."""
 
@@ -303,18 +298,6 @@ class LosesAGroup(CompleteGroupQueue):
         super().put(group)
         if len(self._reported) == 2:
             del self._waiting[group.group_id]
-
-
-class ClosesEarly(CompleteGroupQueue):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._per_update = max(1, self._per_update - 1)
-
-
-class ClosesLate(CompleteGroupQueue):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._per_update += 1
 
 
 class AdmitsOneTooMany(FifoAdmission):

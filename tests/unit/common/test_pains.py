@@ -11,8 +11,7 @@ from run_lab import run_run
 
 from common.errors import PublishError
 from common.spool import SpoolWriter, TensorLayout, check_spool
-from common.testing import FakeEngine, make_problems
-from common.testing.fakes import Fault
+from common.testing import FakeEngine, Fault, make_problems
 
 ROOT = Path(__file__).resolve().parents[3]
 DOC = (ROOT / "docs" / "pains.md").read_text(encoding="utf-8")

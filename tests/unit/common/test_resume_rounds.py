@@ -16,8 +16,8 @@ from common.errors import DataError, RunError, TrainerDiedError
 from common.journal_lines import seal
 from common.records import Group, Request
 from common.report.groups import read_groups
-from common.testing import FakeEngine
-from common.testing.fakes import Fault, hash_of
+from common.testing import FakeEngine, Fault
+from common.testing.fakes import hash_of
 from common.timeline import Event
 
 SETTINGS: dict[str, Any] = {"rounds": 4, "groups_per_round": 6, "group_order": "submission"}

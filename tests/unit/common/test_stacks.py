@@ -15,8 +15,7 @@ from round_lab import run_round
 
 from common.rundir import RunDir
 from common.stacks import TaskStack, catches, show_tasks, task_stacks
-from common.testing import FakeEngine
-from common.testing.fakes import Fault
+from common.testing import FakeEngine, Fault
 
 # Says which phase has begun, and waits for a line on stdin before the next.
 CHILD = """

@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 
 from common.batching import Row
-from common.grpo import LossRules, ScoredSequence, kl, truncated_weights
+from common.grpo import LossRules, kl, truncated_weights
 from common.grpo import loss_sum as reference_loss
 from rolloutpipe_jax.batch import Rung, to_batch
 from rolloutpipe_jax.loss import TokenLogprobs, loss_sum
 from rolloutpipe_jax.programs import add_sums
+from tests.loss_cases import KINDS, LENGTHS, cases
 
-KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
-LENGTHS = (1, 7, 4, 12, 3)
-ADVANTAGES = (0.8, -1.2, 0.5, 1.5, 0.0)
-COUNTED = (True, True, False, True, True)
-SPREAD = (True, True, True, True, False)
 # Which sequences lie in which row of which of two devices.
 PACKED = (((1, 0, 2), (3,)), ((4,),))
 
@@ -29,21 +25,6 @@ def float64():
     """So that what is left is a difference of formulas, not of rounding."""
     with jax.enable_x64(True):
         yield
-
-
-def cases(seed=0, scale=0.3):
-    """Rows, and the same as reference sequences."""
-    rng = np.random.default_rng(seed)
-    rows, sequences = [], []
-    for length, advantage, counted, spread in zip(LENGTHS, ADVANTAGES, COUNTED, SPREAD, strict=True):
-        logprobs, sampler, old, ref = rng.normal(-1.5, scale, (4, length))
-        rows.append(Row((1, 2), (5,) * length, tuple(sampler), advantage, counted, spread))
-        sequences.append(
-            ScoredSequence(
-                logprobs=logprobs, sampler=sampler, advantage=advantage, is_counted=counted, has_spread=spread, old=old, ref=ref
-            )
-        )
-    return rows, sequences
 
 
 class Packed:

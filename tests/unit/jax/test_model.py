@@ -20,6 +20,7 @@ from rolloutpipe_jax.attention import make_attention, xla_attention
 from rolloutpipe_jax.model import Compute, skeleton
 from rolloutpipe_jax.parallelize import compute_on, make_mesh
 from rolloutpipe_jax.shape import named_shape
+from tests.gradient_lab import distance
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN = Compute(attend=xla_attention)
@@ -103,10 +104,6 @@ def test_remat_changes_no_gradient_and_saves_memory(tmp_path):
         assert distance(again[name], gradient) < 3e-6, name  # fused otherwise, so rounded otherwise
     memory = [program.memory_analysis().temp_size_in_bytes for program in programs]
     assert memory[1] < 0.75 * memory[0]
-
-
-def distance(found, expected):
-    return float(np.linalg.norm(np.asarray(found) - expected) / np.linalg.norm(expected))
 
 
 # Chunked log-probs: a vocabulary of 1024 tokens over rows of 96 scored places, of which 5, 60 and 33 are real.

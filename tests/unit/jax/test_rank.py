@@ -1,6 +1,5 @@
 """The rank as a plain object: gradients whatever the chunks, old policies, precision, what steps and what does not."""
 
-import random
 from dataclasses import replace
 from itertools import chain
 
@@ -16,6 +15,7 @@ from common.batching import rows_of
 from common.spool import write_safetensors
 from rolloutpipe_jax.batch import Rung
 from rolloutpipe_jax.rank import TrainerRank
+from tests.gradient_lab import chunks, distance, flat, gradient
 
 SIZES = (Rung(1, 128), Rung(1, 256))  # all rows of a test fit into the first
 LR = 1e-2
@@ -49,30 +49,6 @@ def warm(tiny_model):
 def rank(tiny_model, warm):
     """A rank at its start."""
     return make_rank(tiny_model, warm.rank._programs)
-
-
-def gradient(rank, micro_batches):
-    """The gradient sum of all parameters as one vector; the update is forgotten."""
-    rank.accumulate([micro_batches])
-    vector = flat(rank.gradients())
-    rank.abort_update()
-    return vector
-
-
-def flat(tensors):
-    return np.concatenate([values.ravel().astype(np.float64) for values in tensors.values()])
-
-
-def distance(found, expected):
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def chunks(rows, number, seed=None):
-    rows = list(rows)
-    if seed is not None:
-        random.Random(seed).shuffle(rows)
-    size = len(rows) // number
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def state(rank):

@@ -5,32 +5,13 @@ import pytest
 import torch
 
 from common.batching import Row
-from common.grpo import LossRules, ScoredSequence, truncated_weights
+from common.grpo import LossRules, truncated_weights
 from common.grpo import loss_sum as reference_loss
 from rolloutpipe_torch.batch import to_batch
 from rolloutpipe_torch.loss import TokenLogprobs, add_sums, loss_sum
+from tests.loss_cases import KINDS, LENGTHS, cases
 
-KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 CPU = torch.device("cpu")
-LENGTHS = (1, 7, 4, 12, 3)
-ADVANTAGES = (0.8, -1.2, 0.5, 1.5, 0.0)
-COUNTED = (True, True, False, True, True)
-SPREAD = (True, True, True, True, False)
-
-
-def cases(seed=0, scale=0.3):
-    """Rows, and the same as reference sequences; float32 values on both sides."""
-    rng = np.random.default_rng(seed)
-    rows, sequences = [], []
-    for length, advantage, counted, spread in zip(LENGTHS, ADVANTAGES, COUNTED, SPREAD, strict=True):
-        logprobs, sampler, old, ref = rng.normal(-1.5, scale, (4, length)).astype(np.float32).astype(float)
-        rows.append(Row((1, 2), (5,) * length, tuple(sampler), advantage, counted, spread))
-        sequences.append(
-            ScoredSequence(
-                logprobs=logprobs, sampler=sampler, advantage=advantage, is_counted=counted, has_spread=spread, old=old, ref=ref
-            )
-        )
-    return rows, sequences
 
 
 def flat(sequences, name):
@@ -54,7 +35,7 @@ def run(rows, sequences, rules):
 @pytest.mark.parametrize("cap", [None, 1.1])
 def test_value_and_gradient_match_the_reference(kind, kl_kind, cap):
     rules = LossRules(kind=kind, clip_high=0.28, max_tokens=20, kl_kind=kl_kind, kl_coef=0.2, importance_cap=cap)
-    rows, sequences = cases()
+    rows, sequences = cases("float32")
     total, gradient, _ = run(rows, sequences, rules)
     expected = reference_loss(sequences, rules)
     # The advantages pass through float32 at the trainer's edge: 6e-8 of relative error.
@@ -66,7 +47,7 @@ def test_value_and_gradient_match_the_reference(kind, kl_kind, cap):
 @pytest.mark.parametrize("kind", KINDS)
 def test_importance_weights_without_old_logprobs_use_the_current_ones_detached(kind):
     rules = LossRules(kind=kind, importance_cap=1.1)
-    rows, sequences = cases()
+    rows, sequences = cases("float32")
     batch = to_batch(rows, CPU)
     values = flat(sequences, "logprobs").requires_grad_()
     total, _ = loss_sum(batch, TokenLogprobs(batch.padded(values)), rules)
@@ -79,7 +60,7 @@ def test_importance_weights_without_old_logprobs_use_the_current_ones_detached(k
 
 def test_measurements():
     rules = LossRules(kind="dapo", importance_cap=1.1)
-    rows, sequences = cases()
+    rows, sequences = cases("float32")
     _, _, sums = run(rows, sequences, rules)
     gap = np.abs(np.concatenate([sequence.logprobs - sequence.sampler for sequence in sequences]))
     trained = [sequence for sequence in sequences if sequence.is_counted and sequence.has_spread]

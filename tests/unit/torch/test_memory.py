@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from live_tensors import LiveTensors
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from common.batching import Row
 from common.config import Config
@@ -15,6 +14,7 @@ from common.model_shape import ModelShape, shape_of
 from rolloutpipe_torch import memory
 from rolloutpipe_torch.memory import device_parts, kept_bytes, layer_activations
 from rolloutpipe_torch.rank import TrainerRank
+from tests.random_models import random_model
 
 PROMPT, RESPONSE = 64, 192
 TOKENS = PROMPT + RESPONSE
@@ -31,13 +31,10 @@ SIZES = {
 TOLERANCE = 0.12  # of the peak
 
 
-def save(directory: Path, kind: type = Qwen3Config, **changes: Any) -> ModelShape:
+def save(directory: Path, kind: str = "Qwen3", **changes: Any) -> ModelShape:
     """A random model; its shape."""
-    torch.manual_seed(0)
-    config = kind(**{**SIZES, **changes})
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
-    family = {Qwen3Config: "Qwen3ForCausalLM", LlamaConfig: "LlamaForCausalLM"}[kind]
-    return shape_of(family, {**SIZES, **changes})
+    random_model(kind, **SIZES | changes).save_pretrained(directory)
+    return shape_of(f"{kind}ForCausalLM", SIZES | changes)
 
 
 def config_of(model: Path, **training: Any) -> Config:
@@ -50,9 +47,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
     """Makes a model and one rank of it."""
     ranks: list[TrainerRank] = []
 
-    def make(
-        kind: type = Qwen3Config, sizes: dict[str, Any] | None = None, **training: Any
-    ) -> tuple[TrainerRank, Config, ModelShape]:
+    def make(kind: str = "Qwen3", sizes: dict[str, Any] | None = None, **training: Any) -> tuple[TrainerRank, Config, ModelShape]:
         shape = save(tmp_path, kind, **(sizes or {}))
         config = config_of(tmp_path, **training)
         rank = TrainerRank(config, tmp_path, 0, 1)
@@ -88,7 +83,7 @@ def test_parameters_gradients_and_moments_are_counted_to_the_byte(start, sizes) 
     assert parts["moments"] == sum(moment.nbytes for moment in moments)
 
 
-@pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig])
+@pytest.mark.parametrize("kind", ["Qwen3", "Llama"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_kept_activations_are_those_that_autograd_saves(start, monkeypatch, dtype, kind) -> None:
     """Within 3 %: what is small (positions, masks of a norm's length) is not modelled."""

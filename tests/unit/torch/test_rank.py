@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import socket
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ from common.config import Config
 from common.errors import ConfigError, DataError
 from rolloutpipe_torch import rank as rank_module
 from rolloutpipe_torch.rank import TrainerRank
-
-KINDS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
+from tests.gradient_lab import chunks, distance, gradient
+from tests.loss_cases import KINDS
 
 
 def config_of(model, **training):
@@ -36,26 +35,6 @@ def one_rank(model, **training):
         yield rank
     finally:
         rank.close()
-
-
-def gradient(rank, micro_batches):
-    """The gradient sum of all parameters as one vector."""
-    rank.accumulate([micro_batches])
-    vector = np.concatenate([values.ravel().astype(np.float64) for values in rank.gradients().values()])
-    rank.abort_update()
-    return vector
-
-
-def distance(found, expected):
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def chunks(rows, number, seed=None):
-    rows = list(rows)
-    if seed is not None:
-        random.Random(seed).shuffle(rows)
-    size = len(rows) // number
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 @pytest.fixture

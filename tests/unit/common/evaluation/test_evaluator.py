@@ -1,23 +1,20 @@
 """One evaluation with fakes in virtual time."""
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-from round_lab import config_of
+from round_lab import Outcome, check_nothing_runs, config_of, serve_version
 
 from common.errors import EngineError, RunError
 from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator, eval_seed
 from common.pool import Pool
 from common.protocols import Problem, Score
 from common.records import FinishReason, Group, Request, Response, Sampling, Verdict
-from common.testing import FakeEngine, FakeTrainer, FakeVerifier, make_problems, run_virtual
-from common.testing.fakes import Fault
-from common.timeline import Event, Timeline
+from common.testing import FakeEngine, FakeTrainer, FakeVerifier, Fault, make_problems, run_virtual
+from common.timeline import Timeline
 
 VERSION = 3
 
@@ -37,18 +34,11 @@ class RecordingEngine(FakeEngine):
 
 
 @dataclass
-class Lab:
+class Lab(Outcome[Evaluation]):
     """An evaluation that has ended."""
 
     engine: RecordingEngine
-    events: list[Event] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    result: Evaluation | None = None
-    error: BaseException | None = None
-    ended_s: float = 0.0
-
-    def of(self, kind: str) -> list[Event]:
-        return [event for event in self.events if event["kind"] == kind]
 
     @property
     def figures(self) -> Any:
@@ -73,7 +63,7 @@ def evaluate(
     config = config_of(eval={"samples": 2, **settings}, limits=limits or {}, sampling={"max_tokens": 6})
 
     async def main() -> None:
-        await _serve(pool or lab.engine)
+        await serve_version(VERSION, FakeTrainer(), pool or lab.engine)
         timeline = Timeline(None, asyncio.get_running_loop().time)
         timeline.listen(lab.events.append)
         parts = EvalParts(
@@ -87,28 +77,11 @@ def evaluate(
         task = asyncio.create_task(Evaluator(config, parts, version=VERSION, index=index).run())
         if meanwhile:
             await meanwhile(lab, task)
-        await asyncio.wait((task,), timeout=1e6)
-        assert task.done(), "the evaluation hangs"
-        lab.ended_s = asyncio.get_running_loop().time()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, f"still running: {left}"
-        for health in await (pool or lab.engine).health():
-            assert health.num_running == 0, "requests still run in the engine"
-        if task.cancelled():
-            lab.error = asyncio.CancelledError()
-        elif (error := task.exception()) is not None:
-            lab.error = error
-        else:
-            lab.result = task.result()
+        await lab.settle(task)
+        await check_nothing_runs(pool or lab.engine)
 
     run_virtual(main())
     return lab
-
-
-async def _serve(engine: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        await FakeTrainer().export_weights(Path(folder), VERSION)
-        await engine.publish(VERSION, Path(folder))
 
 
 def test_every_problem_is_asked_so_often_and_counted() -> None:

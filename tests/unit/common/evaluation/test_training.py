@@ -24,8 +24,7 @@ from common.report.tensorboard import TensorboardListener
 from common.report.trace import trace_records
 from common.rundir import RunDir
 from common.simulation.event_check import checked_events
-from common.testing import FakeEngine
-from common.testing.fakes import Fault
+from common.testing import FakeEngine, Fault
 from common.timeline import Event, Timeline
 
 ON: dict[str, Any] = {"eval": {"every": 2, "samples": 2}}

@@ -3,27 +3,15 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from common.errors import EngineDiedError
-from rolloutpipe_torch.rollout.engine import EngineSettings, VllmEngine
-
-SETTINGS = EngineSettings(
-    name="engine-0",
-    model_dir="",
-    log_file="",
-    on_gpu=False,
-    capacity=1,
-    dtype="float32",
-    max_model_len=8,
-    threads=1,
-    kv_cache_gb=1,
-    tensor_parallel=1,
-    publish_timeout_s=5,
-)
+from rolloutpipe_torch.rollout.engine import VllmEngine
+from tests.vllm_lab import engine_settings
 
 
 class Core:
@@ -43,7 +31,7 @@ class Core:
 
 
 def engine_of(core: Core) -> VllmEngine:
-    engine = VllmEngine(SETTINGS)
+    engine = VllmEngine(engine_settings(Path(), publish_timeout_s=5))
     engine._llm, engine._fault = core, ""
     return engine
 

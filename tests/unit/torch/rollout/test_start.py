@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from common.config import Config
 from common.errors import ConfigError, EngineError
 from rolloutpipe_torch.rollout import pool
-from rolloutpipe_torch.rollout.engine import EngineSettings, VllmEngine, eos_token_ids
+from rolloutpipe_torch.rollout.engine import VllmEngine, eos_token_ids
+from tests.vllm_lab import engine_settings
 
 
 def config(model_dir: Path, **rollout: Any) -> Config:
@@ -86,20 +87,7 @@ def test_reason_of_a_failed_start_is_the_first_error_in_its_log(tmp_path: Path) 
 
 
 def test_engine_that_was_not_started_refuses_everything(tmp_path: Path) -> None:
-    settings = EngineSettings(
-        name="engine-0",
-        model_dir=str(tmp_path),
-        log_file=str(tmp_path / "log"),
-        on_gpu=False,
-        capacity=1,
-        dtype="float32",
-        max_model_len=8,
-        threads=1,
-        kv_cache_gb=1,
-        tensor_parallel=1,
-        publish_timeout_s=1.0,
-    )
-    engine = VllmEngine(settings)
+    engine = VllmEngine(engine_settings(tmp_path))
     with pytest.raises(EngineError, match="engine-0 is dead: it has not been started"):
         asyncio.run(engine.publish(0, str(tmp_path)))
     assert asyncio.run(engine.health()) == (False, -1, 0, "it has not been started")
