@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from common.rewards import expressions, latex, numbers, values
+from common.rewards import expressions, latex, names, numbers, values
 
 _APPROXIMATE = re.compile(r"\\(?:approx|simeq|sim|cong)(?![a-zA-Z])")
 _RELATION = rf"=|\\equiv(?![a-zA-Z])|{_APPROXIMATE.pattern}"
@@ -27,7 +27,7 @@ def texts(text: str) -> list[str] | None:
     signs = re.findall(_RELATION, text)
     if len(signs) != len(parts) - 1:
         return None  # relations in brackets
-    is_named = numbers.is_symbol(parts[0])
+    is_named = names.is_label(parts[0])
     if parts[0] == "" or is_named:
         parts, signs = parts[1:], signs[1:]
     is_rounding = [_APPROXIMATE.fullmatch(sign) is not None for sign in signs]

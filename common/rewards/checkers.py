@@ -20,7 +20,7 @@ from typing import Any
 
 from common.records import Verdict
 from common.rewards import answers, chains, expressions, latex, letters, numbers, wrappers
-from common.rewards.lists import Matcher, Tolerance, items
+from common.rewards.lists import OR, Matcher, Tolerance, items
 
 CHECKED = frozenset(("lsat_ar", "sci_xw", "sci_jl", "olyphys", "gsm8k", "math500"))
 SCI_TOLERANCE = Fraction(5, 100)
@@ -144,7 +144,7 @@ def _number(task: dict[str, Any], answer: str) -> Fields:
 
 def _numbers(answer: str, unit: str, *, is_science: bool) -> list[numbers.Number]:
     """What the answer says: one number; two where it gives an exact one and the rounded (`\\frac{22}{7} \\approx 3.14`)."""
-    for text in dict.fromkeys((answer, _without_unit(answer, unit), wrappers.bare(answer))):
+    for text in dict.fromkeys((answer, numbers.without_stated(answer, unit), wrappers.bare(answer))):
         if number := numbers.read(text):
             return [number]
     text = latex.unwrap(latex.plain(wrappers.bare(answer)))
@@ -161,13 +161,6 @@ def _without_error(text: str) -> str:
     value, error = numbers.read_plain(match[2]), numbers.read_plain(match[3])
     is_small = value and error and 0 < error.value <= SCI_TOLERANCE * abs(value.value)
     return f"{match[1]}{match[2]}{match[4]}" if is_small else text
-
-
-def _without_unit(answer: str, unit: str) -> str:
-    """Without the unit that the task states, where the answer repeats it (`2 e`, in elementary charges)."""
-    stated = latex.compact(re.sub(r"^\W*10\s*\^\s*(?:\{[^{}]*\}|\d)", "", latex.plain(unit)))
-    written = latex.compact(latex.plain(answer))
-    return written.removesuffix(stated) if stated else answer
 
 
 def _free_number(task: dict[str, Any], response: str) -> Fields:
@@ -191,6 +184,8 @@ def _math(task: dict[str, Any], answer: str, boxes: Sequence[str]) -> Fields:
     tolerances = _tolerances(task, len(golds))
     matcher = Matcher(is_positive=is_physics)
     forms = [given] if wrappers.bare(answer) == answer else [given, items(latex.plain(wrappers.bare(answer)))]
+    if any(r"\cup" in gold for gold in golds):
+        forms.append(items(OR.sub(r"\\cup ", latex.plain(answer))))  # `x < 2 or x > 3`
     is_right = any(_matches(matcher, golds, form, tolerances, is_absolute=is_physics) for form in forms)
     shown = (
         ", ".join(box.strip() for box in boxes[-len(golds) :])

@@ -43,6 +43,8 @@ def same(gold: str, answer: str, *, is_positive: bool = False, tolerance: Fracti
     left, right = numbers.read_plain(gold, has_bare_unit=False), numbers.read_plain(answer)
     if left and right:
         return numbers.same(left, right, tolerance, is_relative=False)
+    if right and right.is_cut and (tolerance is not None or right.digits >= numbers.WRITTEN_DIGITS):
+        answer = answer.removesuffix("...")
     if _BASED.search(gold) or _BASED.search(answer):
         return False
     if (word := _word(gold)) is not None:
@@ -153,6 +155,8 @@ def _agree(
 ) -> bool:
     if not values.symbols(gold) | values.symbols(answer):
         return _agree_without_symbols(gold, answer, left, right, tolerance)
+    if not values.symbols(gold):
+        return False  # `0 (unknown)` is a product of letters, not 0
     agreed = 0
     for point in _points(gold, answer, is_positive):
         wanted, given = _at(gold, point), _at(answer, point)

@@ -17,6 +17,9 @@ _SIGNS = {
     **dict.fromkeys("÷∕⁄", "/"),
     **dict.fromkeys("εϵ", r"\epsilon "),
     "′": "'",
+    "…": "...",
+    "⋯": "...",
+    "¢": r"\text{ cents}",
 }
 _COMMANDS = "∅emptyset ×times ≤le ≥ge ≠ne ≈approx ∞infty ±pm ∪cup ∈in ℏhbar ⟨langle ⟩rangle µmu ϕphi"
 _COMMANDS += " ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΦPhi ΨPsi ΩOmega ΩOmega"
@@ -30,14 +33,16 @@ _SUBSCRIPT = re.compile("[₀-₉]+")
 _ODD = re.compile(r"[^\x20-\x7e]")
 _OVERLAY = re.compile("[\u0334-\u0338\u20d0-\u20f0]")
 _WIDE = re.compile("[！-～]")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?)(?![\d.a-zA-Z]))")  # √2x may be either
 
 _RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in [
+        (r"\\\\\s*$", ""),  # a line break at the end
         (r"\\\\(?=[a-zA-Z])", r"\\"),  # a doubled backslash before a command
         (r",\s*\\!\s*|\{\s*,\s*\}", ","),  # 10,\!080 and 1{,}000
         (
-            r"\\[()\[\]]|\$|\\\$|\\(?:textdollar|dollar|pounds|euro)(?![a-zA-Z])",
+            r"\\[()\[\]]|[$€£]|\\\$|\\(?:textdollar|dollar|pounds|euro)(?![a-zA-Z])",
             " ",
         ),  # delimiters of mathematics, and dollars, which are a unit
         (r"\\!|\\(?:displaystyle|textstyle|limits|nolimits|boldmath|rm|bf|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])", ""),
@@ -63,9 +68,10 @@ _RULES = tuple(
         (r"\\text\s+\{", r"\\text{"),
         (r"(?<=\d)\s*\\text\{\s*[eE]\s*(-?\d+)\s*\}|(?<=\d)\s*\\text\{\s*[eE]\s*\}\s*\{(-?\d+)\}", r"e\1\2"),  # 1.6\text{e-19}
         (r"(\\(?:cdot|times))\s*\{\s*\}", r"\1 "),
-        (r"\\(?:colon|dots|ldots|cdots)(?![a-zA-Z])", " "),
+        (r"\\colon(?![a-zA-Z])", " "),
+        (r"\\(?:dots|ldots|cdots|dotsc|dotsb)(?![a-zA-Z])|\.\s*\.\s*\.", "..."),
         (r"\\%", "%"),
-        (r"(?<=[\d)])\s*\*\*\s*(?=[-+(\d])", "^"),  # 10**-19
+        (r"(?<=[\w)}])\s*\*\*\s*(?=[-+(\d])", "^"),  # 10**-19
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*([0-9a-zA-Z])\s*\{", r"\\frac{\1}{"),
         (r"\\frac\s*(\{[^{}]*\})\s*([0-9a-zA-Z])", r"\\frac\1{\2}"),
@@ -80,6 +86,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 def plain(text: str) -> str:
     """One spelling for what LaTeX and Unicode spell in many ways; what the text says is kept, dollar signs aside."""
     if _ODD.search(text):
+        text = _ROOT.sub(lambda root: f"\\sqrt{{{root[1] or root[2]}}}", text)
         text = _SUPERSCRIPT.sub(lambda run: f"^{{{run[0].translate(_SCRIPTS)}}}", text)
         text = _SUBSCRIPT.sub(lambda run: f"_{{{run[0].translate(_SCRIPTS)}}}", text)
         text = _WIDE.sub(lambda sign: chr(ord(sign[0]) - 0xFEE0), text.translate(_TABLE))
@@ -98,8 +105,9 @@ def _is_invisible(sign: str) -> bool:
 
 
 def _unended(text: str) -> str:
-    """Without the punctuation that ends a sentence."""
-    return text.strip().rstrip(".,;: ")
+    """Without the punctuation that ends a sentence; dots that say it goes on are kept (`5...`)."""
+    ended = text.strip().rstrip(".,;: ")
+    return ended + "..." if "..." in text[len(ended) :].replace(" ", "") else ended
 
 
 def compact(text: str) -> str:

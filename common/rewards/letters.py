@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from common.rewards import latex, units, wrappers
 
 LETTERS = "ABCDE"
-_PREFIX = re.compile(r"(?:the )?(?:(?:final |correct )?(?:answer|option|choice)(?: is)?)\s*:?\s*", re.IGNORECASE)
+_PREFIX = re.compile(r"(?:the )?(?:(?:final |correct )?(?:answer|option|choice|letter)(?: is)?)?\s*[:=]?\s*", re.IGNORECASE)
 _MARKED = re.compile(r"(?:\(\s*([A-Za-z])\s*\)|\[\s*([A-Za-z])\s*\]|([A-Za-z]))\s*(?:(?<=[)\]])|([.):])|$)\s*[.:]?\s*", re.DOTALL)
+_LABEL_LAST = re.compile(r"(.+?)\s*\(([A-Za-z])\)", re.DOTALL)
 _LABEL = re.compile(r"^\s*(?:\([A-Za-z]\)|[A-Za-z][).:](?= ))\s*")
 _SECOND = re.compile(r"(?<![A-Za-z'])(?:[B-Eb-e]|A(?! [a-z])|\([A-Ea-e]\))(?![A-Za-z'])")
-_LABELLED = re.compile(r"[(\[]?([A-Za-z])[)\]]?\s*(?:[-.:(]|\s-+)\s*(.+)", re.DOTALL)
+_LABELLED = re.compile(r"[(\[]?([A-Za-z])[)\]]?\s*(?:[-.:,(]|\s-*)\s*(.+)", re.DOTALL)
 _OTHERS = frozenset(("also", "both", "either"))
 _ORDINAL = re.compile(
     r"(?:the )?(?:first|second|third|fourth|fifth|last)(?: (?:one|option|choice|answer)\b.*)?\.?|.*\bof the above\b.*"
@@ -32,8 +33,11 @@ def read(text: str, choices: Sequence[str] = ()) -> str | None:
         answer = answer[prefix.end() :]
     if choices and (labelled := _LABELLED.fullmatch(answer)) and _is_own_text(labelled[2], choices, labelled[1]):
         return labelled[1].upper() if labelled[1].upper() in letters else None
+    last = _LABEL_LAST.fullmatch(answer)
+    if last and choices and _option(last[1], choices) == LETTERS.find(last[2].upper()):
+        return last[2].upper()
     match = _MARKED.match(answer)
-    if match is None:
+    if match is None or answer.endswith(".."):
         return None
     letter = next(group for group in match.groups() if group).upper()
     rest = answer[match.end() :].strip()
@@ -75,4 +79,4 @@ def _words(text: str) -> str:
 def _unwrapped(text: str) -> str:
     r"""Without `\text{...}`, `\textbf{...}`, stars and dollar signs, wherever they stand."""
     plain = latex.unwrap(latex.plain(wrappers.bare(text)))
-    return " ".join(re.sub(r"\\(?:text|operatorname)\s*\{|[{}*\"]", " ", plain).split()).rstrip(".").strip("`'‘’“”")
+    return " ".join(re.sub(r"\\(?:text|operatorname)\s*\{|[{}*\"]", " ", plain).split()).removesuffix(".").strip("`'‘’“”")

@@ -16,18 +16,20 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from common.rewards import chains, expressions, latex, numbers
+from common.rewards import chains, expressions, latex, names, numbers
 
 Tolerance = Fraction | None
 MAX_PARTS = 100  # of a list
+OR = re.compile(r"\\text\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 
-_COMMA = r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
+_COMMA = r"(?:\\text\s*)?[,;]|\\(?:lor|vee)(?![a-zA-Z])|\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
 _UNION = r"\\cup(?![a-zA-Z])"
 _IN = r"\\in(?![a-zA-Z])"
 _EQUAL = r"=|\\(?:equiv|triangleq)(?![a-zA-Z])"
 _APPROXIMATE = r"\\(?:approx|simeq|sim|cong)(?![a-zA-Z])"
 _ORDER = r"\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>]"
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_ARRAY = re.compile(r"[(\[]\s*\\begin\{array\}\s*\{[clr|]*\}(.*)\\end\{array\}\s*[)\]]", re.DOTALL)  # in brackets: a matrix
 _OPENING = re.compile(r"\(|\[|\\langle(?![a-zA-Z])")
 _CLOSING = re.compile(r"(?:\)|\]|\\rangle)$")
 _NAMES = re.compile(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)")  # (x,y) = (1,2)
@@ -86,11 +88,13 @@ class Matcher:
             gold = wanted[-1]
         if len(given) == 1:
             return self.is_same(gold, answer, tolerance)
-        if len(given) == 2 and numbers.is_symbol(given[0]):
+        if len(given) == 2 and names.is_symbol(given[0]):
             return self.is_same(gold, f"{given[0]} = {given[1]}", tolerance)
         return any(self.is_same(gold, part, tolerance) for part in chains.texts(answer) or ())
 
     def _orders(self, gold: str, answer: str, tolerance: Tolerance) -> bool | None:
+        if re.search(_UNION, answer) and not re.search(_IN, gold + answer):
+            return self._unions(gold, answer, tolerance)  # `x < 2 \cup x > 3`
         wanted, given = _chain(gold), _chain(answer)
         if not wanted and not given:
             return None
@@ -123,6 +127,8 @@ class Matcher:
         (name, last), (answer_name, answer_last) = _named(gold, _EQUAL), _named(answer, _EQUAL)
         if len(given) == 1:
             return name is not None and self.is_same(last, answer, tolerance)
+        if len(wanted) == 1 and answer_name is None and names.is_label(given[0]):
+            answer_name = given[0]  # `\\sin x = 5` for 5
         if len(wanted) == 1 or (name is not None and answer_name is not None):
             is_name_fine = len(wanted) == 1 or name == answer_name
             known, parts = wanted[1:] or wanted, given[1:] if answer_name else given
@@ -149,6 +155,7 @@ class Matcher:
         return self.is_list(wanted, given, [tolerance] * len(wanted)) if len(wanted) > 1 or len(given) > 1 else None
 
     def _matrices(self, gold: str, answer: str, tolerance: Tolerance) -> bool | None:
+        gold, answer = (_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text) for text in (gold, answer))
         wanted, given = _MATRIX.fullmatch(gold), _MATRIX.fullmatch(answer)
         if not wanted or not given:
             return False if wanted and not re.search(r"\\begin", answer) else None
@@ -197,7 +204,7 @@ def _named(text: str, relation: str) -> tuple[str | None, str]:
     """The symbol left of the first relation, if it is one symbol, spelled in one way, and what stands right of the last."""
     parts = latex.cut(text, relation)
     is_tuple = len(parts) > 1 and _NAMES.fullmatch(parts[0]) is not None and _bracketed(parts[-1]) is not None
-    if len(parts) < 2 or not (is_tuple or numbers.is_symbol(parts[0])):
+    if len(parts) < 2 or not (is_tuple or names.is_symbol(parts[0])):
         return None, parts[-1]
     return re.sub(r"\\text\{([^{}]*)\}|[{}\s]", r"\1", latex.compact(parts[0])), parts[-1]
 
@@ -219,13 +226,13 @@ def _interval(chain: list[tuple[str, str, str]]) -> tuple[str, str] | None:
     r"""The name and the interval that a chain about one symbol says: `1 < x \le 2` is `(1,2]`."""
     if len(chain) == 1:
         low, sign, high = chain[0]
-        if numbers.is_symbol(low) and low != r"\infty":
+        if names.is_symbol(low) and low != r"\infty":
             return latex.compact(low), rf"(-\infty,{high}{']' if sign != '<' else ')'}"
-        if numbers.is_symbol(high):
+        if names.is_symbol(high):
             return latex.compact(high), rf"{'[' if sign != '<' else '('}{low},\infty)"
     if len(chain) == 2:
-        first, second = sorted(chain, key=lambda link: numbers.is_symbol(link[0]))
-        if first[2] == second[0] and numbers.is_symbol(first[2]):
+        first, second = sorted(chain, key=lambda link: names.is_symbol(link[0]))
+        if first[2] == second[0] and names.is_symbol(first[2]):
             left, right = "[" if first[1] != "<" else "(", "]" if second[1] != "<" else ")"
             return latex.compact(first[2]), f"{left}{first[0]},{second[2]}{right}"
     return None

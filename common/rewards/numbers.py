@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from common.rewards import latex, units
+from common.rewards import latex, names, units
 
 MAX_EXPONENT = 1000  # larger powers of ten are not read: their digits would fill the memory
 MAX_DIGITS = 4000  # longer ones are not read: Python has a limit
@@ -32,21 +32,13 @@ _FRACTION = re.compile(
     rf"(?:\\frac\s*\{{\s*(?P<top>[-+]?{_DECIMAL})\s*\}}\s*\{{\s*(?P<bottom>[-+]?{_DECIMAL})\s*\}}"
     rf"|(?P<over>{_DECIMAL})\s*/\s*(?P<under>{_DECIMAL}))(?![\d/]|\.\d|,\d)"
 )
+_REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<once>\d{0,9})\\(?:overline|bar)\s*\{\s*(?P<again>\d{1,9})\s*\}(?![\d.])")
 _BRACKETED = re.compile(r"\(([^()]*)\)(.*)", re.DOTALL)
 _SIGN = re.compile(r"(?:[-+]\s*)?")
 _LEAD = re.compile(
     r"\s*(?:(?:\\(?:approx|simeq|sim|cong)(?![a-zA-Z])|=|(?:approximately|about|approx\.?|USD|US|Rs\.?|€|£)(?![a-zA-Z]))\s*)*"
 )
 RELATION = r"=|\\(?:approx|simeq|equiv)(?![a-zA-Z])"
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
-_COMMANDS = "|".join([*_GREEK.split(), *_GREEK.title().split(), "hbar", "ell", "angle", "triangle", "nabla", "partial", "infty"])
-_NAME = rf"(?:[A-Z]{{2}}|[A-Za-z]|\\(?:{_COMMANDS})(?![a-zA-Z])|\\(?:text|operatorname)\{{[A-Za-z' .-]*\}}|[A-Za-z]{{3,}})"
-_SCRIPT = r"(?:\s*[_^]\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[A-Za-z*]+|\d)|')"
-_SYMBOL = re.compile(
-    rf"\|?\s*(?:\\(?:Delta|delta|vec|bar|hat|dot|ddot|tilde|overline|angle)\s*)?\{{?{_NAME}\}}?{_SCRIPT}*(?:\s*\([^=]*\))?\s*\|?"
-    r"|m?\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}|(?:\\Delta\s*)(?:[A-Za-z]|\\[a-zA-Z]+)[^=+*/-]{0,20}|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
-)
-
 _FACTOR = re.compile(r"^[^a-zA-Z\\]*(?:\\frac(?:\{[^{}]*\}){2})?(?:\\times *10\^\{[-\d]*\})? *(?![eE][-+]?\d)[a-zA-Z]")
 _PERCENT = re.compile(r"%|(?<![a-zA-Z])(?:percent|percentage|pct)(?![a-zA-Z])")
 
@@ -58,6 +50,7 @@ class Number:
     value: Fraction
     is_percent: bool = False
     digits: int = 0  # significant ones of a decimal; 0: written as an integer or a fraction, so exact
+    is_cut: bool = False  # more digits follow (`3.14...`): near the value, not equal to it
 
 
 def read(text: str, *, has_bare_unit: bool = True) -> Number | None:
@@ -74,22 +67,13 @@ def read_plain(text: str, *, has_bare_unit: bool = True) -> Number | None:
     parts = latex.cut(latex.unwrap(text), RELATION)
     if not has_bare_unit and _FACTOR.search(parts[-1]):
         return None
-    if len(parts) > 1 and not (parts[0] == "" or is_symbol(parts[0])):
+    if len(parts) > 1 and not (parts[0] == "" or names.is_label(parts[0])):
         return None
     found = [_bare(part) for part in parts[1:] or parts]
     last = found[-1]
-    if last is None or any(number is None or not same(number, last) for number in found):
+    if last is None or any(number is None or not same(number, last) for number in found[:-1]):
         return None  # x = 3 = 4: two answers
     return last
-
-
-def is_symbol(text: str) -> bool:
-    r"""One name, as what stands left of an equals sign: `x`, `T_2`, `\Delta H`, `f(n)`, `P(X = 3)`, `speed`."""
-    if len(text) >= 60 or _SYMBOL.fullmatch(text.strip()) is None:
-        return False
-    words = set(re.findall(r"(?<![\\a-z])[a-z]{2,}", text.lower()))  # `not = 5`
-    head = set(re.findall(r"(?<![\\a-z])[a-z]{2,}", re.sub(r"\(.*\)|[_^]\s*\{.*\}", "", text.lower())))
-    return not (words & units.DENIALS or head & units.HEDGES)
 
 
 def same(gold: Number, answer: Number, tolerance: Fraction | None = None, *, is_relative: bool = True) -> bool:
@@ -98,7 +82,8 @@ def same(gold: Number, answer: Number, tolerance: Fraction | None = None, *, is_
     if gold.is_percent != answer.is_percent:
         pairs.append((gold.value, answer.value * 100) if gold.is_percent else (gold.value, answer.value / 100))
     if tolerance is None:
-        return any(left == right or _is_written_for(left, right, gold, answer) for left, right in pairs)
+        is_exact = not (gold.is_cut or answer.is_cut)
+        return any((is_exact and left == right) or _is_written_for(left, right, gold, answer) for left, right in pairs)
     return any(abs(left - right) <= tolerance * (abs(left) if is_relative else 1) for left, right in pairs)
 
 
@@ -114,6 +99,16 @@ def power_of_ten(unit: str) -> int:
     return int(exponent)
 
 
+def without_stated(answer: str, unit: str) -> str:
+    """Without the unit that the task states, where the answer repeats it (`2 e`, in elementary charges)."""
+    stated = latex.compact(re.sub(r"^\W*10\s*\^\s*(?:\{[^{}]*\}|\d)", "", latex.plain(unit)))
+    text = latex.plain(answer)
+    if not stated or not latex.compact(text).endswith(stated):
+        return answer
+    starts = (start for start in range(len(text) - 1, 0, -1) if latex.compact(text[start:]) == stated)
+    return next((text[:start] for start in starts), answer)  # spaces between words are kept: `5 is wrong`
+
+
 def _bare(text: str) -> Number | None:
     """A number with what may stand around it, without an equals sign."""
     text = text[_LEAD.match(text).end() :]  # type: ignore[union-attr]
@@ -124,8 +119,9 @@ def _bare(text: str) -> Number | None:
         scale = units.read(bracket[2]) if inside else None
         if inside and scale:
             value = inside.value * scale * (-1 if sign.strip() == "-" else 1)
-            return Number(value, inside.is_percent or _PERCENT.search(bracket[2]) is not None, inside.digits)
-    for pattern, convert in ((_FRACTION, _fraction), (_BARE_POWER, _power), (_NUMBER, _decimal)):
+            percents = inside.is_percent + len(_PERCENT.findall(bracket[2]))
+            return Number(value, percents == 1, inside.digits, inside.is_cut) if percents < 2 else None
+    for pattern, convert in ((_REPEATING, _repeating), (_FRACTION, _fraction), (_BARE_POWER, _power), (_NUMBER, _decimal)):
         match = pattern.match(rest)
         if match is None:
             continue
@@ -137,10 +133,11 @@ def _bare(text: str) -> Number | None:
 def _finished(found: tuple[Fraction, int], is_negative: bool, tail: str) -> Number | None:
     """With its sign, and what follows it read as percent, scale (`million`) and unit."""
     value, digits = found
-    scale = units.read(tail)
-    if scale is None:
+    is_cut = digits > 0 and tail.startswith("...")
+    scale, percents = units.read(tail[3:] if is_cut else tail), len(_PERCENT.findall(tail))
+    if scale is None or percents > 1:
         return None
-    return Number(-value * scale if is_negative else value * scale, _PERCENT.search(tail) is not None, digits)
+    return Number(-value * scale if is_negative else value * scale, percents == 1, digits, is_cut)
 
 
 def _decimal(match: re.Match[str]) -> tuple[Fraction, int] | None:
@@ -168,6 +165,15 @@ def _fraction(match: re.Match[str]) -> tuple[Fraction, int] | None:
     if bottom == 0 or (whole and not 0 <= top / bottom < 1):
         return None
     return (int(whole) if whole else 0) + top / bottom, 0
+
+
+def _repeating(match: re.Match[str]) -> tuple[Fraction, int] | None:
+    """`4.1\\overline{6}` is 4.1 and 6/9 of a tenth."""
+    whole, once, again = match["whole"], match["once"], match["again"]
+    if len(whole) > MAX_DIGITS:
+        return None
+    rest = Fraction(int(again), 10 ** len(again) - 1) / 10 ** len(once)
+    return Fraction(f"{whole or 0}.{once or 0}") + rest, 0
 
 
 def _exact(digits: str) -> Fraction:

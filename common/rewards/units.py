@@ -20,9 +20,10 @@ _DENIALS = """
 _ALTERNATIVES = """
     or and to but between either both plus minus versus vs maybe perhaps possibly probably unsure uncertain guess
     guessing doubtful alternatively alternative alternately otherwise rather also another other others too besides if
-    unless is are was were be isn where when with then else respectively remainder residue modulo mod
+    unless is are was were be isn where when with then else respectively remainder residue modulo mod something
 """
 _COMPARISONS = "less least most than under over below above within beyond exceeding exceeds greater smaller larger lower higher"
+_TURNS = "loss losses lost debt debts owed owing deficit deficits shortfall short fewer arrears"  # 5 may be -5
 _FUNCTIONS = """
     double triple quadruple twice thrice squared cubed factorial reciprocal inverse root sqrt sin cos tan cot sec csc
     log exp sinh cosh tanh infinity infinite alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau
@@ -36,19 +37,23 @@ _STEMS = """
 """
 DENIALS = frozenset(_DENIALS.split())
 HEDGES = DENIALS | frozenset(_ALTERNATIVES.split())
+_TURNING = frozenset(_TURNS.split())
 _REFUSED = HEDGES | frozenset((_COMPARISONS + _FUNCTIONS).split())
 _COUNT = re.compile(rf"(?:{'|'.join(_STEMS.split())})+(?:s|es|th|ths|fold|some)?")
 _BASES = "m s g J N W V A C K T F H L l Hz Pa eV mol cal bar rad Wb lx Torr"
 _OTHERS = "h d D B S u yr hr mi ft in lb oz yd gal pt qt AU pc ly dB of per atm rpm mph kph sq cu cc deg KJ kPA JK AM PM am pm"
 _RAISED = frozenset(prefix + base for prefix in ("", *"fpnuμmcdkMGT") for base in _BASES.split())  # `m2`
-_SHORT = _RAISED | frozenset(_OTHERS.split())
+_SHORT = _RAISED | frozenset((*_OTHERS.split(), "a.m", "p.m", "A.M", "P.M"))
 _COMMANDS = frozenset(("cdot", "mu", "Omega", "AA", "alpha", "frac", "ell"))
 _TOKEN = re.compile(
-    r"(?P<space>\s+)|(?P<open>\\text\s*\{|[({\[])|(?P<close>[)}\]])|\\(?P<command>[a-zA-Z]+)|(?P<word>[A-Za-zμ]+)"
+    r"(?P<space>\s+)|(?P<open>\\text\s*\{|[({\[])|(?P<close>[)}\]])|\\(?P<command>[a-zA-Z]+)|(?P<word>[aApP]\.[mM](?![A-Za-z])|[A-Za-zμ]+)"
     r"|(?P<circle>\^\s*\{\s*\\circ\s*\})|(?P<power>\^\s*(?:\{\s*[-+]?\s*[0-9]\s*\}|[-+]?[0-9]))|(?P<digit>[2-6](?![\w.,]))"
-    r"|(?P<join>-(?=[a-zA-Z])|;)|(?P<sign>[/*.'%])"
+    r"|(?P<join>-(?=[a-zA-Z])|;)|(?P<sign>(?P<once>[/*.%])(?!\s*(?P=once))|')"
 )
 _HEAD = re.compile(r"(?:\s|\\text\s*\{|[{(])*([a-zA-Z]+)(?![a-zA-Z])")
+_COMPOUND = re.compile(r"(?<!\s)-[a-zA-Z]{4}")  # `-year`; a shorter word may be factors
+_OHM = re.compile(r"\}?\s*(?:\\text\s*\{)?\s*\\Omega")
+_EV = re.compile(r"eV\W*/\W*$")  # MeV/c^2
 _AND = re.compile(r"\s+[a-zA-Z]{3}")
 _MAX_CHARACTERS = 80
 
@@ -105,9 +110,16 @@ def _fits(token: re.Match[str], is_apart: bool, before: str, raised: str) -> boo
             return _AND.match(token.string, token.end()) is not None  # boys and girls
         if word == "a" and before == "word":
             return _AND.match(token.string, token.end()) is not None  # hours a day
-        return word in _SHORT or (len(word) > 2 and not is_refused(word) and (is_apart or before != ""))
+        if (word in ("k", "M") and _OHM.match(token.string, token.end())) or (
+            word == "c" and _EV.search(token.string[: token.start()])
+        ):
+            return True
+        is_word = len(word) > 2 and not is_refused(word) and word.lower() not in _TURNING
+        return word in _SHORT or (is_word and (is_apart or before != ""))
     if token["digit"]:
         return raised in _RAISED
     if token["power"]:
         return before in ("word", "command", "close") and not is_apart
-    return token["join"] is None or before in ("word", "close", "power")
+    if token["join"]:
+        return before in ("word", "close", "power") or (before == "" and _COMPOUND.match(token.string, token.start()) is not None)
+    return True

@@ -4,11 +4,13 @@ import re
 
 from common.rewards import latex, units
 
-_COMMANDS = "mathbf|boldsymbol|bm|mathrm|mathit|mathsf|textbf|textit|emph|underline|text"
+_COMMANDS = "mbox|hbox|mathbf|boldsymbol|bm|mathrm|mathit|mathsf|textbf|textit|emph|underline|text"
 _WRAPPED = re.compile(rf"\\(?:{_COMMANDS})\s*\{{(.*)\}}", re.DOTALL)
 _COLOURED = re.compile(r"(?:\\(?:text)?color\s*\{\w+\}\s*\{(.*)\}|\{\s*\\color\s*\{\w+\}(.*)\}|\\color\s*\{\w+\}(.*))", re.DOTALL)
 _LINE = re.compile(r"\\begin\{(aligned|align\*?|split|gathered)\}((?:(?!\\\\|\\begin).)*)\\end\{\1\}", re.DOTALL)
-_LEAD = re.compile(r"(?:\\therefore(?![a-zA-Z])|\\implies(?![a-zA-Z])|\\Rightarrow(?![a-zA-Z])|\\,|\s|\\text\s*\{[\s$\\]*\})+")
+_LEAD = re.compile(
+    r"(?:=|[a-z]\s*\\in\s*(?=\\\{)|\\therefore(?![a-zA-Z])|\\implies(?![a-zA-Z])|\\Rightarrow(?![a-zA-Z])|\\,|\s|\\text\s*\{[\s$\\]*\})+"
+)
 _ABOUT = re.compile(r"(?:\\text\s*\{\s*(?:approximately|about|approx\.?|roughly)\s*\})\s*")
 _LABEL = re.compile(r"(?:\\text(?:bf|rm)?\s*\{\s*([a-zA-Z ]{2,40})(?::|\bis)\s*\}|([a-zA-Z]{2}[a-zA-Z ]{0,38}):(?=\s*[^\s:]))\s*")
 _MAX_LAYERS = 20

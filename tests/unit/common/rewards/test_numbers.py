@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from common.rewards.numbers import Number, is_symbol, power_of_ten, read, same
+from common.rewards.names import is_symbol
+from common.rewards.numbers import Number, power_of_ten, read, same
 from common.rewards.units import is_unit
 
 CHARGE = Fraction(16, 10) / 10**19
