@@ -12,6 +12,12 @@ from common.errors import ConfigError, explain
 _RAYS_OWN = re.compile(r"CPU|GPU|memory|object_store_memory|node:.*|bundle_group_.*|.*_group_(\d+_)?[0-9a-f]{36}")
 
 
+def is_host_and_port(address: str) -> bool:
+    """Whether it has the form of a cluster's address: no scheme, and a port in ASCII digits."""
+    host, _, port = address.rpartition(":")
+    return re.fullmatch(r"[^\s/]+", host) is not None and re.fullmatch(r"[0-9]{1,5}", port) is not None and 0 < int(port) < 65536
+
+
 def is_rays_own(resource: str) -> bool:
     """Whether it is no custom resource (`ray start --resources`)."""
     return _RAYS_OWN.fullmatch(resource) is not None
@@ -45,11 +51,9 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        host, _, port = self.address.rpartition(":")
-        if self.address not in ("local", "auto") and not (host and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigError(
-                explain("cluster.address", "must be local, auto or host:port", self.address, "for example 10.0.0.5:6379")
-            )
+        if self.address not in ("local", "auto") and not is_host_and_port(self.address):
+            remedy = "for example 10.0.0.5:6379, as `ray start --address` takes it"
+            raise ConfigError(explain("cluster.address", "must be local, auto or host:port", self.address, remedy))
         for name, place in (("rollout", self.rollout), ("trainer", self.trainer)):
             if place.resource is not None and is_rays_own(place.resource):
                 rule = "must be a custom resource: one that nodes were started with (ray start --resources)"

@@ -35,7 +35,7 @@ def check_cluster(config: Config, pools: Sequence[str] = ("rollout", "trainer"))
     """
     if not config.cluster.is_local:
         cluster = importlib.import_module("rolloutpipe_torch.cluster")
-        nodes = [node for node in cluster.nodes_at(cluster.check_answers(config.cluster)) if node["Alive"]]
+        nodes = [node for node in cluster.nodes_at(config.cluster) if node["Alive"]]
         importlib.import_module("rolloutpipe_torch.placing").demands_of(config, pools, nodes)
 
 

@@ -10,13 +10,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import ray_constants, services, worker
 
-from common.config_cluster import ClusterConfig
+from common.config_cluster import ClusterConfig, is_host_and_port
 from common.errors import ConfigError, explain
 
 # The caller's own values win.
@@ -30,23 +32,18 @@ _ENVIRONMENT = {
     ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
 }
 _OBJECT_STORE_BYTES = 256 * 2**20  # weights go through the spool; only samples and results pass here
-_CONNECT_S, _ANSWER_S = 2.0, 6.0
+_ANSWER_S = 8.0  # for all that is asked of a cluster before it is joined: look-up, connection, start of the process that asks
+_CONNECT_S = 2.0  # of these for one of the addresses that a name may have
 # In a process of its own: Ray's client waits for 80 s for what is no Ray, writes of it, and cannot be told otherwise.
+# Versions, null where the cluster does not say; then the nodes as `ray.nodes`, without joining.
 _PROBE = """
 import json, sys
 from ray._common.usage.usage_lib import get_cluster_metadata
-from ray._raylet import GcsClient
-print("asking", flush=True)
+from ray._private.state import GlobalState
+from ray._raylet import GcsClient, GcsClientOptions
 client = GcsClient(address=sys.argv[1])
 found = get_cluster_metadata(client)
-print(json.dumps(found and [found["ray_version"], found["python_version"]]))
-"""
-# As `ray.nodes`, without joining.
-_NODES_PROBE = """
-import json, sys
-from ray._private.state import GlobalState
-from ray._raylet import GcsClientOptions
-print("asking", flush=True)
+print(json.dumps(found and [found["ray_version"], found["python_version"]]), flush=True)
 state = GlobalState()
 options = GcsClientOptions.create(sys.argv[1], None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
 state._initialize_global_state(options)
@@ -109,8 +106,7 @@ def _find() -> str:
     """host:port that `auto` means."""
     given = os.environ.get("RAY_ADDRESS", "")
     if given not in ("", "auto"):
-        host, _, port = given.rpartition(":")
-        if "/" in given or not (host and port.isdigit()):
+        if not is_host_and_port(given):
             raise ConfigError(explain("RAY_ADDRESS", "must be host:port", given, "for example 10.0.0.5:6379"))
         return given
     try:
@@ -121,48 +117,68 @@ def _find() -> str:
 
 def check_answers(cluster: ClusterConfig) -> str:
     """host:port of the cluster. Raises ConfigError within 10 s where no Ray answers there, or one that does not fit this one."""
+    return _ask(cluster)[0]
+
+
+def nodes_at(cluster: ClusterConfig) -> list[dict[str, Any]]:
+    """The nodes of the cluster, as `ray.nodes` tells them to who has joined. Raises ConfigError as `check_answers`."""
+    return _ask(cluster)[1]
+
+
+def _ask(cluster: ClusterConfig) -> tuple[str, list[dict[str, Any]]]:
+    """host:port and nodes of the cluster. One deadline holds for all parts together."""
+    end_s = time.monotonic() + _ANSWER_S
     found = _find() if cluster.address == "auto" else cluster.address
-    _check_versions(found)
-    return found
-
-
-def _check_versions(found: str) -> None:
-    host, _, port = found.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except (OSError, UnicodeError) as error:  # of a host name that cannot be one
-        raise _no_answer(found, getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
-    versions: list[str] | None = _ask(found, _PROBE)  # None where it does not say
+    _reach(found, end_s)
+    returncode, lines, errors = _probe(found, end_s)
+    versions: list[str] | None = json.loads(lines[0]) if lines else None
     mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
     if versions is not None and versions != mine:
         rule = f"must be a cluster of Ray {mine[0]} and Python {mine[1]}, as here"
         theirs = f"Ray {versions[0]} and Python {versions[1]} at {found}"
         raise ConfigError(explain("cluster.address", rule, theirs, "install the same versions on all nodes"))
+    if returncode:
+        last = (errors.strip().splitlines() or [f"exit status {returncode}"])[-1]
+        raise _no_answer(found, f"asking it failed with {last}")
+    nodes: list[dict[str, Any]] = json.loads(lines[1])
+    return found, nodes
 
 
-def nodes_at(found: str) -> list[dict[str, Any]]:
-    """The nodes of the cluster at host:port, as `ray.nodes` tells them to who has joined. Raises ConfigError."""
-    nodes: list[dict[str, Any]] = _ask(found, _NODES_PROBE)
-    return nodes
+def _reach(found: str, end_s: float) -> None:
+    """Raises ConfigError where nothing listens there."""
+    host, _, port = found.rpartition(":")
+    errors: list[Exception] = []
 
-
-def _ask(found: str, probe_code: str) -> Any:
-    """What this probe says of the cluster there. Raises ConfigError."""
-    pipe = subprocess.PIPE
-    # Unbuffered, so that the line read first takes nothing from what `communicate` reads.
-    with subprocess.Popen([sys.executable, "-c", probe_code, found], stdout=pipe, stderr=pipe, bufsize=0) as probe:
-        assert probe.stdout is not None
-        probe.stdout.readline()  # the time that a busy machine takes to start it does not count
+    def connect() -> None:
         try:
-            printed, errors = probe.communicate(timeout=_ANSWER_S)
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except (OSError, UnicodeError) as error:  # of a host name that cannot be one
+            errors.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)  # a name server that is silent has no deadline that could be set
+    thread.start()
+    thread.join(_left_s(end_s))
+    if thread.is_alive():
+        raise _no_answer(found, f"it could not be reached within {_ANSWER_S:g} s")
+    for error in errors:
+        raise _no_answer(found, getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
+
+
+def _probe(found: str, end_s: float) -> tuple[int, list[str], str]:
+    """Exit status, lines and errors of the process that asks. Raises ConfigError."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", _PROBE, found], stdout=pipe, stderr=pipe) as probe:
+        try:
+            printed, errors = probe.communicate(timeout=_left_s(end_s))
         except subprocess.TimeoutExpired as error:
             raise _no_answer(found, f"what listens there does not answer as Ray within {_ANSWER_S:g} s") from error
         finally:
             probe.kill()
-    if probe.returncode:
-        lines = errors.decode(errors="replace").strip().splitlines() or [f"exit status {probe.returncode}"]
-        raise _no_answer(found, f"asking it failed with {lines[-1]}")
-    return json.loads(printed.splitlines()[-1])
+    return probe.returncode, printed.decode(errors="replace").splitlines(), errors.decode(errors="replace")
+
+
+def _left_s(end_s: float) -> float:
+    return max(0.0, end_s - time.monotonic())
 
 
 def _no_answer(address: str, why: str) -> ConfigError:

@@ -108,7 +108,7 @@ def main(logs):
     begin, found = time.monotonic(), {}
     start_ray(config.cluster)
     found["join_s"] = time.monotonic() - begin
-    found["from_outside"] = told(nodes_at(cluster.address)) == told(ray.nodes())
+    found["from_outside"] = told(nodes_at(config.cluster)) == told(ray.nodes())
     found["held"] = who_holds_what_is_asked_for(config)
     placing = Placing(config)
     found["on_gpu"] = placing.on_gpu("rollout"), placing.on_gpu("trainer")

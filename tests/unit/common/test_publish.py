@@ -116,9 +116,11 @@ class SpoilingTrainer(FakeTrainer):
 
 
 class SlowTrainer(FakeTrainer):
-    """Never ends an export."""
+    """Never ends an export; half of it is there."""
 
     async def export_weights(self, spool: Path, version: int) -> None:
+        spool.mkdir(parents=True)
+        (spool / "half.safetensors").write_bytes(b"half")
         await asyncio.sleep(1e9)
 
 
@@ -246,6 +248,7 @@ def test_a_spool_that_was_spoilt_touches_no_engine(tmp_path: Path, spoil: Callab
         with pytest.raises(PublishError, match=r"checksum|cannot be read"):
             await lab.publisher.publish(0)
         assert await lab.version() == -1
+        assert list(tmp_path.iterdir()) == [], "the spool is left"
 
     assert in_lab(tmp_path, test, trainer=SpoilingTrainer(spoil)).phases == [("export", 0)]
 
@@ -292,6 +295,7 @@ def test_an_export_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
     async def test(lab: Lab) -> None:
         with pytest.raises(TrainerDiedError, match="phase export did not end"):
             await lab.publisher.publish(0)
+        assert list(tmp_path.iterdir()) == [], "half a spool is left"
 
     in_lab(tmp_path, test, trainer=SlowTrainer(), limits={"publish_timeout_s": 30})
 

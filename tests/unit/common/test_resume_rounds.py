@@ -163,6 +163,23 @@ def test_a_trainer_that_dies_again_and_again_ends_the_run_with_its_cause(tmp_pat
     same_end(run(tmp_path, resume=True), run(tmp_path / "whole"))
 
 
+def test_the_pause_before_a_restart_is_kept_and_doubles(tmp_path: Path) -> None:
+    lab = run_with_deaths(tmp_path, RecordingTrainer(), *(nth("update", n) for n in (1, 2, 3)), supervision={"pause_s": 7})
+    assert lab.error is None
+    assert [event["t"] - event["start"] for event in lab.of("recovered")] == pytest.approx([7, 14, 28])
+
+
+@pytest.mark.parametrize(("number", "every"), [(3, None), (30, 1)])
+def test_engines_are_probed_anew_after_a_restart(tmp_path: Path, number: int, every: int | None) -> None:
+    """Also where they serve what the new trainer has: in round 0, and in the round after a checkpoint."""
+    lab = run_with_deaths(tmp_path, RecordingTrainer(), nth("dispatch", number), checkpoint={"every": every})
+    (recovered,) = lab.of("recovered", part="trainer")
+    after = lab.events[lab.events.index(recovered) :]
+    asked = next(index for index, event in enumerate(after) if event["kind"] == "dispatch")
+    phases = [(event["phase"], event["version"]) for event in after[:asked] if event["kind"] == "publish"]
+    assert phases == [(phase, number // 24) for phase in ("export", "check", "probe")]
+
+
 def test_without_restarts_a_dead_trainer_ends_the_run(tmp_path: Path) -> None:
     lab = run_with_deaths(tmp_path, RecordingTrainer(), nth("update", 2), supervision={"max_restarts": 0})
     assert isinstance(lab.error, RunError) and isinstance(lab.error.__cause__, TrainerDiedError)

@@ -4,6 +4,8 @@ import importlib
 import json
 import socket
 import sys
+import threading
+import time
 
 import pytest
 import ray
@@ -51,17 +53,57 @@ def test_one_that_listens_and_says_nothing(monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_name_that_no_server_tells_of(monkeypatch):
+    """The look-up has no deadline of its own."""
+    monkeypatch.setattr(cluster, "_ANSWER_S", 0.2)
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(60) and [])
+    try:
+        refused("head.example.org:6379", r"\(it could not be reached within 0\.2 s\), got 'head\.example\.org:6379'")
+    finally:
+        answered.set()
+
+
+def test_one_deadline_holds_for_all_parts(monkeypatch):
+    """Each gets what those before have left, the start of the process that asks included."""
+    clock, given = [100.0], []
+
+    def reach(*_):
+        clock[0] += 3.0
+        return socket.socket()
+
+    def look_up():
+        clock[0] += 4.0
+        return "127.0.0.1:1"
+
+    def wait(probe, timeout):
+        given.append(timeout)
+        raise cluster.subprocess.TimeoutExpired("", timeout)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(cluster, "_find", look_up)
+    monkeypatch.setattr(socket, "create_connection", reach)
+    monkeypatch.setattr(cluster.subprocess.Popen, "communicate", wait)
+    refused("auto", r"does not answer as Ray within 8 s")
+    assert given == [1.0] and cluster._ANSWER_S < 10
+
+
 def answering(monkeypatch, answer):
-    """Something listens; `answer` is what the process prints that asks it."""
-    monkeypatch.setattr(cluster, "_PROBE", f"print('asking', flush=True)\n{answer}")
+    """Something listens; `answer` is what the process does that asks it."""
+    monkeypatch.setattr(cluster, "_PROBE", answer)
     return socket.create_server(("127.0.0.1", 0))
+
+
+def told(versions, nodes=()):
+    """The process that asks has found these."""
+    return f"print({json.dumps(versions)!r})\nprint({json.dumps(list(nodes))!r})"
 
 
 @pytest.mark.parametrize("versions", [["1.0.0", None], [None, "3.8.1"]])
 def test_versions_that_differ(monkeypatch, versions):
     python = ".".join(map(str, sys.version_info[:3]))
     theirs = [versions[0] or ray.__version__, versions[1] or python]
-    with answering(monkeypatch, f"print('{json.dumps(theirs)}')") as server:
+    with answering(monkeypatch, f"print('{json.dumps(theirs)}')\nimport nowhere") as server:  # whose nodes it cannot read
         refused(
             f"127.0.0.1:{server.getsockname()[1]}",
             rf"^cluster\.address: must be a cluster of Ray {ray.__version__} and Python {python}, as here, "
@@ -82,7 +124,7 @@ def test_a_cluster_that_this_machine_is_no_node_of(monkeypatch):
         raise RuntimeError("no node\nhere")
 
     mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
-    with answering(monkeypatch, f"print('{json.dumps(mine)}')") as server:
+    with answering(monkeypatch, told(mine)) as server:
         monkeypatch.setattr(ray, "init", fail)
         monkeypatch.setattr(ray, "shutdown", lambda: None)
         refused(f"127.0.0.1:{server.getsockname()[1]}", r"a cluster that this machine is a node of \(no node here\)")
@@ -91,8 +133,9 @@ def test_a_cluster_that_this_machine_is_no_node_of(monkeypatch):
 def test_the_environment_counts_with_auto_alone(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     refused("auto", r"got '127\.0\.0\.1:1'")
-    monkeypatch.setenv("RAY_ADDRESS", "ray://h:1")
-    refused("auto", r"^RAY_ADDRESS: must be host:port, got 'ray://h:1'")
+    for other in ("ray://h:1", "h:\uff11"):
+        monkeypatch.setenv("RAY_ADDRESS", other)
+        refused("auto", rf"^RAY_ADDRESS: must be host:port, got '{other}'")
     started = []
     monkeypatch.setattr(ray, "init", lambda **options: started.append(options["address"]))
     cluster.start_ray(ClusterConfig())
@@ -107,7 +150,7 @@ ROLL, DEAD = {"labels": {"pool": "roll"}}, {"labels": {"pool": "train"}}
 
 
 @pytest.mark.parametrize(
-    ("places", "pools", "told"),
+    ("places", "pools", "expected"),
     [
         ((ROLL, DEAD), ("rollout", "trainer"), r"^cluster\.trainer: must name labels .* of a node .*\(it has pool=roll\)"),
         (({"resource": "slot"}, ROLL), ("rollout", "trainer"), r"^cluster\.rollout: must name labels or a resource of a node"),
@@ -115,17 +158,16 @@ ROLL, DEAD = {"labels": {"pool": "roll"}}, {"labels": {"pool": "train"}}
         ((ROLL, DEAD), ("rollout",), None),  # of an evaluation
     ],
 )
-def test_nodes_that_are_not_there_are_missed_before_anything_is_joined_or_made(monkeypatch, places, pools, told):
+def test_nodes_that_are_not_there_are_missed_before_anything_is_joined_or_made(monkeypatch, places, pools, expected):
     mine = [ray.__version__, ".".join(map(str, sys.version_info[:3]))]
-    monkeypatch.setattr(cluster, "_NODES_PROBE", f"import json\nprint('asking', flush=True)\nprint(json.dumps({NODES!r}))")
-    with answering(monkeypatch, f"print('{json.dumps(mine)}')") as server:
+    with answering(monkeypatch, told(mine, NODES)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         where = {"address": address, "rollout": places[0], "trainer": places[1]}
         config = Config(model={"path": "m"}, cluster=where, rollout={"replicas": 2}, training={"ranks": 2})
-        if told is None:
+        if expected is None:
             check_cluster(config, pools)
             return
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=expected):
             check_cluster(config, pools)
 
 

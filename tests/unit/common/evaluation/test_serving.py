@@ -13,6 +13,7 @@ from round_lab import config_of
 from safetensors.numpy import save_file
 
 from common.errors import EngineError, PublishError
+from common.evaluation import serving
 from common.evaluation.evaluator import EvalParts, Evaluation, Evaluator
 from common.evaluation.serving import ServedModel, served
 from common.pool import Pool
@@ -132,8 +133,66 @@ def test_a_new_engine_that_refuses_the_weights_never_answers(tmp_path: Path) -> 
     assert "could not be started" in lab.of("fault")[1]["detail"]
 
 
-def test_weights_that_no_engine_takes_end_it_before_the_first_question(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, make=lambda place, number: Engine(place, capacity=4, on_publish={VERSION: "hang"}))
-    with pytest.raises(PublishError, match=r"had not loaded the weights within limits.publish_timeout_s \(30 s\)"):
-        lab.run(limits={"publish_timeout_s": 30})
-    assert lab.of("eval_dispatch") == []
+@pytest.mark.parametrize("num_engines", [1, 2])
+@pytest.mark.parametrize("fault", ["die", "hang", "half", "refuse"])
+def test_an_engine_that_fails_while_the_first_weights_load_is_replaced(tmp_path: Path, fault: str, num_engines: int) -> None:
+    def make(place: int, number: int) -> Engine:
+        return Engine(place, capacity=4, on_publish={VERSION: fault} if number == 0 else {})
+
+    lab = Lab(tmp_path, num_engines=num_engines, make=make)
+    wanted = Lab(tmp_path).run()
+    assert lab.run(limits={"publish_timeout_s": 30}).figures == wanted.figures
+    assert len(lab.of("fault")) == 1 and lab.engines[0].versions == [] and lab.engines[0].is_closed
+    if num_engines == 1:
+        assert [event["part"] for event in lab.of("recovered")] == ["engine-0"]
+        assert {engine._weight for engine in lab.engines[1:]} == {WEIGHT}
+
+
+def test_an_engine_that_dies_before_the_weights_are_there_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new one is ready first, and waits for the spool."""
+    lab = Lab(tmp_path)
+
+    async def slowly(function: Any, *arguments: Any) -> Any:
+        lab.engines[0].die()
+        await asyncio.sleep(3 * START_S)
+        return function(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", slowly)
+    assert lab.run().figures.lost == 0
+    assert len(lab.engines) == 2 and {engine._weight for engine in lab.engines[1:]} == {WEIGHT}
+    assert min(event["t"] for event in lab.of("eval_dispatch")) >= 3 * START_S
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"), [("hang", r"did not end within limits.publish_timeout_s \(30 s\)"), ("die", "is dead")]
+)
+def test_weights_that_no_engine_takes_end_it_before_the_first_question(tmp_path: Path, fault: str, cause: str) -> None:
+    lab = Lab(tmp_path, make=lambda place, number: Engine(place, capacity=4, on_publish={VERSION: fault}))
+    with pytest.raises(PublishError, match=rf"weight version 3: .*{cause}.*no engine is alive: engine-0: engine-0 died 3 times"):
+        lab.run(limits={"publish_timeout_s": 30}, supervision={"max_restarts": 2})
+    assert lab.of("eval_dispatch") == [] and len(lab.engines) == 3
+
+
+def test_a_spool_that_was_spoilt_reaches_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a bad disk would."""
+    write = serving.spool_model
+
+    def spoil(model: Path, spool: Path, version: int) -> None:
+        write(model, spool, version)
+        (shard,) = spool.glob("*.safetensors")
+        shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+
+    monkeypatch.setattr(serving, "spool_model", spoil)
+    lab = Lab(tmp_path)
+    with pytest.raises(PublishError, match="checksum"):
+        lab.run()
+    assert [engine._version for engine in lab.engines] == [-1] and not lab.of("fault")
+
+
+def test_weights_that_are_not_written_in_time_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "to_thread", hang)
+    with pytest.raises(PublishError, match=r"not written and checked within limits.publish_timeout_s \(30 s\)"):
+        Lab(tmp_path).run(limits={"publish_timeout_s": 30})
