@@ -6,6 +6,7 @@ A timeline may come from a run that was killed, or have been edited or damaged. 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from common.timeline import Event, group_number
@@ -45,7 +46,7 @@ def _is_group(value: Any) -> bool:
 
 def _is_figure(value: Any) -> bool:
     """A run that went wrong has NaN and infinity."""
-    return _is_number(value) and (abs(value) <= _MAX_MEASURE or not math.isfinite(value))
+    return _is_number(value) and (abs(value) <= _MAX_MEASURE or value in (math.inf, -math.inf) or value != value)
 
 
 def _is_measure(value: Any) -> bool:
@@ -159,10 +160,14 @@ def rules_of(event: Event) -> dict[str, Rule]:
     kind = event.get("kind")
     if not isinstance(kind, str):
         return {"kind": _TEXT}
+    return _rules(kind, kind == "compute" and event.get("phase") == "accumulate")
+
+
+@lru_cache
+def _rules(kind: str, has_group: bool) -> dict[str, Rule]:
     own = FIELDS.get(kind)
-    is_roundless = own is None or kind in _ROUNDLESS
-    group = {"group": _GROUP} if kind == "compute" and event.get("phase") == "accumulate" else {}
-    return {"t": _TIME, "start": _may(_TIME), "round": _may(_WHOLE) if is_roundless else _WHOLE, **(own or {}), **group}
+    round_rule = _may(_WHOLE) if own is None or kind in _ROUNDLESS else _WHOLE
+    return {"t": _TIME, "start": _may(_TIME), "round": round_rule, **(own or {}), **({"group": _GROUP} if has_group else {})}
 
 
 def broken_field(event: Event) -> tuple[str, str] | None:

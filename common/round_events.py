@@ -61,10 +61,11 @@ class RoundMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; NaN and infinity become None."""
-        return {name: _finite(value) for name, value in asdict(self).items()}
+        return {name: finite(value) for name, value in asdict(self).items()}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -14,6 +14,9 @@ from common.rundir import RunDir
 from common.trainer_save import read_trainer_state
 
 BROKEN = [b"\0\0\0\n", b"\xff\xfe\n", b'{"round": 1, "ver\n', b'{"unknown": 1}\n', b"[1]\n", b"7\n"]
+BROKEN += [
+    b'{"t":%s,"kind":"a","version":3}\n' % time for time in (b"Infinity", b"NaN", b"1" + 400 * b"0", b"1e300", b"-1", b'"9"')
+]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
