@@ -27,6 +27,15 @@ def test_every_field_of_the_table_is_emitted(events: list[Event]) -> None:
     assert [(kind, name) for kind, rules in FIELDS.items() for name in ("t", *rules) if (kind, name) not in emitted] == []
 
 
+def test_every_field_of_the_table_is_checked(events: list[Event]) -> None:
+    samples = {event["kind"]: event for event in events}
+    for kind, rules in FIELDS.items():
+        for name in ("t", "start", "round", *rules):
+            for value in ([{}], {"a": [{}]}):
+                found = broken_field({**samples[kind], name: value})
+                assert found is not None and found[0] == name, (kind, name, value)
+
+
 def test_the_table_has_the_kinds_that_are_described() -> None:
     described = {kind for row in ROW.findall(timeline.__doc__ or "") for kind in row.split(", ")} - {"kind"}
     assert described == set(FIELDS)

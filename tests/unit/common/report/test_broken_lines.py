@@ -67,9 +67,13 @@ def test_any_one_event_may_be_missing(whole: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Event]:
-    """One event of each kind, as rounds emit them; of an accumulate, for it has a group."""
-    events = [event for event in eventful_run(tmp_path_factory.mktemp("lab")) if event.get("phase") != "finish"]
-    return {event["kind"]: event for event in events}
+    """One event of each kind, as rounds emit them, all of one request and round; of an accumulate, for it has a group."""
+    same = {"round": 0, "group": "r0/g0", "request": "r0/g0/m0", "update": 0}
+    return {
+        event["kind"]: {name: same.get(name, value) for name, value in event.items()}
+        for event in eventful_run(tmp_path_factory.mktemp("lab"))
+        if event.get("phase") != "finish"
+    }
 
 
 WRONG: tuple[Any, ...] = (
@@ -109,15 +113,16 @@ def test_an_event_that_lacks_what_its_kind_has_is_left_out_and_told(
 
 @pytest.mark.parametrize("kind", FIELDS)
 def test_an_event_of_wrong_values_is_left_out_or_does_no_harm(kind: str, samples: dict[str, Event], tmp_path: Path) -> None:
-    """Each field in turn, in a round that goes on, by all readers."""
-    names = {*samples[kind], *FIELDS[kind], "start", "round"} - {"kind"}
-    spoilt = [{**samples[kind], name: value} for name in sorted(names) for value in WRONG]
+    """Each field in turn, and left out, in a round that goes on; then all that is kept in one round. By all readers."""
+    sample = samples[kind]
+    names = sorted({*sample, *FIELDS[kind], "start", "round"} - {"kind"})
+    spoilt = [{**sample, name: value} for name in names for value in WRONG]
+    spoilt += [{name: value for name, value in sample.items() if name != left_out} for left_out in names]
     kept = [event for event in spoilt if is_whole(event)]
-    assert len(kept) < len(spoilt) - 2 * len(WRONG) // 2, "time and round alone refuse half of them"
-    events = list(samples.values())
-    head = [event for event in events if event["kind"] in ("run_start", "round_start")]
-    for event in kept:
-        everything(tmp_path, [*head, {**event}, event, *events])
+    ends = [samples["round_end"], samples["run_end"]]
+    before = [*(event for event in samples.values() if event not in ends), samples["dispatch"], samples["eval_dispatch"]]
+    for some in (*([event] for event in kept), kept):
+        everything(tmp_path, [*before, *some, *ends])
 
 
 def test_a_report_of_many_broken_events_is_made(whole: Path, samples: dict[str, Event], tmp_path: Path) -> None:
