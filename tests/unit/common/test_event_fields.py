@@ -47,3 +47,9 @@ def test_what_is_no_plausible_time_is_none(t: object) -> None:
         with pytest.raises(ValueError, match="must be a finite number of seconds, 0 to ten years"):
             whole_event(event)
     assert whole_event({"t": MAX_S, "kind": "not known"})
+
+
+@pytest.mark.parametrize("group", ["r0/g" + 30 * "9", "r0/g" + 5000 * "9", "r0/g²", 3, None])
+def test_what_names_no_group_is_none(group: object) -> None:
+    event = {"t": 1, "kind": "group_drop", "round": 0, "group": group, "reason": "failed"}
+    assert broken_field(event) == ("group", "the name of a group, such as r0/g3")
