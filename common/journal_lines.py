@@ -16,7 +16,7 @@ from common.records import Group, Reason
 from common.report.groups import group_from_json
 
 _SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\n?\Z')
-_NUMBER = re.compile(rb',"line":\d+\Z')
+_NUMBER = re.compile(rb',"line":(\d{1,9})(?=,"crc32"|\Z)')
 _GROUP_ID = re.compile(rb'"group":"(r\d{1,9}/g\d{1,9})"')
 _MAX_ID = 2**31  # token ids
 
@@ -97,9 +97,11 @@ def _seal(body: bytes, number: int) -> bytes:
 
 def read_line(line: bytes) -> Line | str:
     """What a line says, or in words why it cannot be believed."""
-    found = _SEAL.search(line)
-    if not line.endswith(b"\n") or found is None:
+    if not line.endswith(b"\n"):
         return "is torn: the run ended while it was written"
+    found = _SEAL.search(line)
+    if found is None:
+        return "has no checksum: it was edited, or is none of a journal"
     if int(found[1], 16) != zlib.crc32(line[: found.start()] + b"}"):
         return "does not match its checksum: it was edited, or damaged"
     try:
@@ -109,10 +111,14 @@ def read_line(line: bytes) -> Line | str:
         return f"is no line of a journal ({type(error).__name__}: {' '.join(str(error).split())[:80]})"
 
 
-def name_of(line: bytes) -> str:
-    """The group that a line speaks of, as far as can be read; empty where it cannot."""
-    found = _GROUP_ID.search(line)
-    return found[1].decode() if found else ""
+def names_in(line: bytes) -> list[str]:
+    """The groups that a line speaks of, as far as can be read."""
+    return [name.decode() for name in dict.fromkeys(_GROUP_ID.findall(line))]
+
+
+def numbers_in(line: bytes) -> list[int]:
+    """Its number, as far as can be read: more than one where lines were run together."""
+    return [int(number) for number in _NUMBER.findall(line)]
 
 
 def _parse(row: dict[str, Any]) -> Head | Entry | End:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from common.errors import DataError, explain
-from common.journal_lines import Complete, End, Entry, Head, name_of, read_line
+from common.journal_lines import Complete, End, Entry, Head, names_in, numbers_in, read_line
 from common.requests import group_name
 
 MAX_LINE_BYTES = 2**30  # a group of 100,000 responses is smaller
@@ -23,10 +24,12 @@ class Found:
 
     def reject(self, line: bytes, where: str, why: str, known: Container[str]) -> None:
         """A line that cannot be used; `known`: groups that are on disk without it."""
-        name = name_of(line)
-        again = f"{name} is sampled again" if name and name not in known else "it is left out"
+        names = names_in(line)
+        who = f" ({', '.join(names)})" if names else ""
+        lost = ", ".join(name for name in names if name not in known)
+        again = f"what is lost is sampled again: {lost}" if lost else "it is left out"
         self.rejected.append(line)
-        self.notes.append(f"{where}{name and f' ({name})'} {why}; {again}")
+        self.notes.append(f"{where}{who} {why}; {again}")
 
     def reject_all(self, why: str) -> None:
         """None of it can be used."""
@@ -52,11 +55,14 @@ def read_journal(path: Path, head: Head, num_members: int, fault_of: Callable[[E
         return found
     found.has_head = True
     reports: dict[str, tuple[int, Entry, bytes]] = {}  # by group, as they stand
-    numbers, num_reports = [], None
+    numbers: list[int] = []  # of usable lines, as they stand
+    num_reports = None
     for place, line in enumerate(lines, start=2):
         read = read_line(line)
         content = read if isinstance(read, str) else read.content
         fault = content if isinstance(content, str) else _fault_of(content, head, num_members, reports, fault_of)
+        if isinstance(content, End) and num_reports is not None:
+            fault = "is a second end"
         if fault or isinstance(read, str) or isinstance(content, str | Head):
             found.reject(line, f"{path.name}: line {place}", str(fault), reports)
             continue
@@ -65,20 +71,22 @@ def read_journal(path: Path, head: Head, num_members: int, fault_of: Callable[[E
             num_reports = content.num_reports
         else:
             reports[content.group_id] = read.number, content, line
-    found.notes += [f"{path.name}: {fault}" for fault in _faults_of_order(numbers, len(found.rejected))]
+    found.notes += [f"{path.name}: {fault}" for fault in _faults_of_order(numbers, found.rejected)]
     found.entries = [(entry, line) for _, entry, line in sorted(reports.values(), key=lambda report: report[0])]
     is_as_written = numbers == list(range(2, 2 + len(numbers))) and not found.rejected
     found.is_whole = is_as_written and num_reports == len(found.entries)
     return found
 
 
-def _faults_of_order(numbers: list[int], num_rejected: int) -> Iterator[str]:
+def _faults_of_order(numbers: list[int], rejected: list[bytes]) -> Iterator[str]:
     """What was done to the lines as a whole: moved, or taken out."""
     if numbers != sorted(numbers):
         yield "its lines were moved; they are read in the order in which they were written"
-    num_gone = max(numbers, default=1) - 1 - len(numbers) - num_rejected
-    if num_gone > 0:
-        yield f"{num_gone} of its lines were taken out; their groups are sampled again"
+    known = sorted({1, *numbers, *(number for line in rejected for number in numbers_in(line))})
+    gaps = [(before + 1, after - 1) for before, after in pairwise(known) if before + 1 < after <= max(numbers, default=0)]
+    if gaps:
+        spans = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in gaps[:5])
+        yield f"lines {spans}{' and others' if len(gaps) > 5 else ''} were taken out; their groups are sampled again"
 
 
 def _lines(path: Path) -> Iterator[bytes]:

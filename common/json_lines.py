@@ -13,7 +13,8 @@ Made = TypeVar("Made")
 def read_lines(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
     """What `make` makes of each line; none where there is no file. A torn last line, which a killed run may leave, is skipped.
 
-    So is a line that is no JSON, or of which `make` raises KeyError, TypeError or ValueError: how many is told once.
+    So is a line that is no JSON, or of which `make` raises KeyError, OverflowError, TypeError or ValueError. How many those
+    are is told once.
     """
     num_broken = 0
     if not path.exists():
@@ -24,7 +25,7 @@ def read_lines(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[M
                 break
             try:
                 made = make(json.loads(line))
-            except (KeyError, TypeError, ValueError, RecursionError):
+            except (KeyError, OverflowError, TypeError, ValueError, RecursionError):
                 num_broken += 1
                 continue
             yield made

@@ -67,7 +67,8 @@ class Ranks:
         After another failure, which ends all processes, it raises that one.
         """
         self._check_open()
-        if self._end is None:  # one call for all: Ray keeps what a call that never returns has taken
+        # One call for all who watch: Ray keeps what a call that never returns has taken.
+        if self._end is None or self._end.get_loop() is not asyncio.get_running_loop():
             calls = [actor.watch.options(concurrency_group=_WATCH) for actor in self._actors]
             refs = {process: call.remote() for process, call in enumerate(calls)}
             self._end = asyncio.ensure_future(self._gather(refs, grace_s=0))

@@ -61,10 +61,11 @@ class RoundMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; NaN and infinity become None."""
-        return {name: _finite(value) for name, value in asdict(self).items()}
+        return {name: finite(value) for name, value in asdict(self).items()}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -78,8 +79,12 @@ def percentile(values: list[float] | list[int], share: float) -> float | None:
     return values[low] + (values[high] - values[low]) * (place - low)
 
 
-def _mean(values: list[float] | list[int]) -> float | None:
-    return statistics.fmean(values) if values else None
+def mean(values: list[float] | list[int]) -> float | None:
+    """Of infinities of both signs NaN, as sums of floats have it."""
+    try:
+        return statistics.fmean(values) if values else None
+    except ValueError:
+        return math.nan
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
@@ -225,7 +230,7 @@ class RoundEvents:
         return {
             "tokens": self._tokens(),
             "tokens_generated": self.tokens_generated,
-            "reward_mean": _mean(self.rewards),
+            "reward_mean": mean(self.rewards),
             "reward_trained_p25": percentile(trained, 0.25),
             "reward_trained_p75": percentile(trained, 0.75),
             "groups_trained": self.books.get("trained", len(self.accumulates)),
@@ -236,7 +241,7 @@ class RoundEvents:
     def _lengths(self) -> dict[str, Any]:
         lengths = sorted(self.lengths)
         return {
-            "length_mean": _mean(lengths),
+            "length_mean": mean(lengths),
             "length_median": percentile(lengths, 0.5),
             "length_p90": percentile(lengths, 0.9),
             "length_max": lengths[-1] if lengths else None,
@@ -245,7 +250,7 @@ class RoundEvents:
 
     def _verifier(self) -> dict[str, Any]:
         return {
-            "verify_s_mean": _mean(self.verify_s),
+            "verify_s_mean": mean(self.verify_s),
             "verify_s_max": max(self.verify_s, default=None),
             "no_answer_share": _ratio(self.verdicts[Verdict.NO_ANSWER], self.verdicts.total()),
             "verifier_timeouts": self.verdicts[Verdict.TIMEOUT],
@@ -256,8 +261,8 @@ class RoundEvents:
         first = next((update for update in self.updates if update["update"] == 0), {})
         return {
             "logprob_gap_max": (first.get("metrics") or {}).get("logprob_gap_max"),
-            "loss_mean": _mean([update["loss"] for update in self.updates]),
-            "grad_norm_mean": _mean([update["grad_norm"] for update in self.updates]),
+            "loss_mean": mean([update["loss"] for update in self.updates]),
+            "grad_norm_mean": mean([update["grad_norm"] for update in self.updates]),
             "trainer_cpu_s": self._sum_of("cpu_s"),
             "compilations": self._sum_of("compilations"),
             "updates": len(self.updates),

@@ -34,7 +34,8 @@ covers an interval has `start` too and is written at its end, `t`. Runs and the 
 `request` and `group` are strings: `r3/g17/m2`, `r3/g17`, where 17 is the group's order; `e3/g17/m2` is of the evaluation of
 weight version 3, and where that took place after the last round, has no `round`. A request leaves its engine with its
 `response` or `retry`, at the latest with its group's `group_drop`. An accumulate covers one group; `update` counts within the
-round. The `run_start` of a simulated run has `is_simulated: true`. Figures of a round: `common.metrics`.
+round. The `run_start` of a simulated run has `is_simulated: true`. Figures of a round: `common.metrics`. What of a
+line its readers rely on: `common.event_fields`.
 """
 
 import json

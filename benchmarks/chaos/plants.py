@@ -76,12 +76,13 @@ def sampler_at_start() -> None:
 def ignore_fingerprints() -> None:
     """A journal is used whatever weights it was sampled from."""
     from common import journal_reader
-    from common.journal_lines import Head, read_line
+    from common.journal_lines import Head, Line, read_line
 
     fault_of_head = journal_reader._fault_of_head
 
     def trusting(line: bytes, wanted: Head) -> str | None:
-        found = read_line(line)
+        read = read_line(line)
+        found = read.content if isinstance(read, Line) else None
         return fault_of_head(line, replace(wanted, weights=found.weights) if isinstance(found, Head) else wanted)
 
     journal_reader._fault_of_head = trusting

@@ -15,6 +15,7 @@ from common.disk_space import check_space, disk_needs
 from common.display import LiveDisplay, final_table
 from common.errors import ConfigError, DataError, DiskError, InputError, RolloutPipeError, RunError, explain
 from common.evaluation.training import check_same_evaluations
+from common.event_fields import whole_event
 from common.json_lines import read_lines
 from common.launch import check_cluster, launched, ray_running
 from common.plan_given import of_prepared
@@ -83,10 +84,7 @@ def train(config: Config, run_dir: RunDir, console: Console, *, resume: bool = F
     """Run to the end, show it, and write the reports. Raises the run's error after the reports of what there is."""
     check_cluster(config)
     with held(run_dir) if resume else begun(run_dir):
-        result = _train(config, run_dir, console, resume)
-    console.print(final_table(result.rounds, run_dir.path))
-    console.print(f"report: {run_dir.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
-    return result
+        return _train(config, run_dir, console, resume)
 
 
 def _train(config: Config, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
@@ -108,17 +106,25 @@ def _train(config: Config, run_dir: RunDir, console: Console, resume: bool) -> R
         if isinstance(error, InputError) and not (resume or has_begun(run_dir)):
             undo(run_dir, was_empty=was_empty)
             raise
-        with suppress(DiskError):  # the run's own error is to be told
-            _write_reports(run_dir)
+        _write_reports(run_dir, console)
         raise
-    _write_reports(run_dir)
+    written = _write_reports(run_dir, console)
+    console.print(final_table(result.rounds, run_dir.path))
+    if "report.html" in written:
+        console.print(f"report: {written['report.html']}", markup=False, highlight=False, soft_wrap=True)
     return result
 
 
-def _write_reports(run_dir: RunDir) -> None:
-    if run_dir.timeline.exists():
-        write_trace(run_dir.path)
-        write_report(run_dir.path)
+def _write_reports(run_dir: RunDir, console: Console) -> dict[str, Path]:
+    """Those that could be written. Why one could not is told, and never in place of how the run itself ended."""
+    written = {}
+    for name, write in (("trace.json", write_trace), ("report.html", write_report)) if run_dir.timeline.exists() else ():
+        try:
+            written[name] = write(run_dir.path)
+        except Exception as error:  # whatever it was: it is not the run's
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            console.print(f"{name} was not written: {cause}", markup=False, highlight=False, soft_wrap=True)
+    return written
 
 
 def _record(config: Config, prepared: Prepared, run_dir: RunDir, console: Console, resume: bool) -> RunResult:
@@ -170,7 +176,7 @@ def _emit_start(config: Config, timeline: Timeline) -> None:
 
 def _last_event_s(run_dir: RunDir) -> float:
     """Where a resumed timeline goes on."""
-    return max(read_lines(run_dir.timeline, lambda event: float(event["t"])), default=0.0)
+    return max(read_lines(run_dir.timeline, lambda line: float(whole_event(line)["t"])), default=0.0)
 
 
 def told(error: Exception, run_dir: RunDir) -> Exception:

@@ -1,8 +1,7 @@
 """Reads a run directory, also of a run that still goes on or was killed, and says in one line what is wrong with it."""
 
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,40 +9,37 @@ from typing import Any
 import yaml
 
 from common.errors import DataError, explain
+from common.event_fields import whole_event
 from common.json_lines import read_lines
 from common.timeline import Event
 
 TIMELINE = "timeline.jsonl"
 
 
-def run_events(run_dir: Path) -> Iterator[Event]:
-    """The events of a run; lines that are none are left out, and how many is told. Raises DataError where no event is left."""
+def run_events(run_dir: Path, make: Callable[[Any], Event] = whole_event) -> Iterator[Event]:
+    """The events of a run, each as `make` makes it of a line. Raises DataError where no event is left.
+
+    Lines that are none, or of which `make` raises TypeError or ValueError, are left out, and how many is told.
+    """
     path = run_dir / TIMELINE
     if not run_dir.is_dir():
         raise DataError(explain("RUN_DIR", "must be a run directory", str(run_dir), "give the directory that `train` printed"))
     if not path.is_file():
         rule = f"must hold {TIMELINE}, which every run writes"
         raise DataError(explain("RUN_DIR", rule, str(run_dir), "give the directory that `train` printed"))
-    if not any(True for _ in _checked(path)):
+    if not any(True for _ in _read(path, make)):
         rule = f"must hold a {TIMELINE} with at least one whole event"
         raise DataError(explain("RUN_DIR", rule, str(run_dir), "the run ended before its first event: see its logs/"))
-    return _checked(path)
+    return _read(path, make)
 
 
-def _checked(path: Path) -> Iterator[Event]:
-    """Its whole events; a file that cannot be read at all as one line."""
+def _read(path: Path, make: Callable[[Any], Event]) -> Iterator[Event]:
+    """Raises DataError where the file cannot be read at all."""
     try:
-        yield from read_lines(path, _event)
+        yield from read_lines(path, make)
     except OSError as error:
         rule = f"its {TIMELINE} must be readable ({error.strerror})"
         raise DataError(explain("RUN_DIR", rule, str(path.parent), "give another run")) from error
-
-
-def _event(line: Any) -> Event:
-    """Raises KeyError, TypeError or ValueError where it is none."""
-    if not (math.isfinite(line["t"]) and math.isfinite(line.get("start", 0)) and isinstance(line["kind"], str)):
-        raise ValueError("`t` and `start` must be finite numbers, and `kind` text")
-    return dict(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from common.figures import DASH, number, percent, seconds, small
 from common.metrics import RoundMetrics
 from common.report.rundir import RunInfo, nested, plain
+from common.round_events import mean
 from common.timeline import Event
 
 Column = tuple[str, str, Callable[[RoundMetrics], str]]
@@ -88,8 +89,7 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    return mean([value for value in values if value is not None])
 
 
 def gap_limit(info: RunInfo) -> float | None:

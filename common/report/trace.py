@@ -14,6 +14,7 @@ from typing import Any
 from common.disk import writing
 from common.report.rundir import run_events
 from common.report.spans import Span, SpanBuilder
+from common.round_events import finite
 from common.timeline import Event
 
 Record = dict[str, Any]
@@ -76,7 +77,7 @@ class _TraceWriter:
     def _bar(self, span: Span) -> Iterator[Record]:
         yield from self._track(span.place, span.lane)
         start, end = _microseconds(span.start_s), _microseconds(span.end_s)
-        args = {"round": span.round, "group": span.group, **span.args}
+        args = {"round": span.round, "group": span.group, **{name: finite(value) for name, value in span.args.items()}}
         place = {"pid": self._pids[span.place], "tid": span.lane + 1, "ts": start, "dur": round(end - start, 1)}
         yield {"ph": "X", "name": span.name, "cat": span.place, **place, "args": args}
         if "ended_by" in span.args:

@@ -5,6 +5,7 @@ import os
 import random
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,20 +182,57 @@ def test_lines_that_were_moved_are_told_and_read_as_they_were_written(
     assert not (directory / "rejected.txt").exists()
 
 
-@given(st.sets(st.integers(0, 2), min_size=1))
-def test_lines_that_were_taken_out_are_told(tmp_path_factory: pytest.TempPathFactory, gone: set[int]) -> None:
-    directory = tmp_path_factory.mktemp("gone")
-    path = write(directory, 2, 0, 1, end=True)
-    head, *lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([head, *(line for place, line in enumerate(lines) if place not in gone)]))
+GONE = {(0,): "2", (1,): "3", (2,): "4", (0, 1): "2 to 3", (0, 2): "2, 4", (1, 2): "3 to 4", (0, 1, 2): "2 to 4"}
+NOISE: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "nothing": lambda lines: [],
+    "a blank line": lambda lines: [b"\n"],
+    "a line twice": lambda lines: [lines[3]],
+    "a second end": lambda lines: [lines[4]],
+    "a second head": lambda lines: [seal(json.loads(lines[0]), 1)],
+    "an edited line": lambda lines: [lines[3].replace(b"prompt", b"Prompt", 1)],
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("gone", GONE)
+def test_lines_that_were_taken_out_are_told_by_number_whatever_else_was_done(
+    tmp_path: Path, gone: tuple[int, ...], noise: str
+) -> None:
+    path = write(tmp_path, 2, 0, 1, 3, end=True)
+    lines = path.read_bytes().splitlines(keepends=True)
+    left = [line for place, line in enumerate(lines) if place - 1 not in gone]
+    added = NOISE[noise]([lines[0], *lines[2:4], *lines[4:]])
+    path.write_bytes(b"".join([*left, *added]))
     notes: list[str] = []
-    journal, recorded = opened(directory, notes=notes)
-    assert notes == [f"round-00003.jsonl: {len(gone)} of its lines were taken out; their groups are sampled again"]
-    assert not recorded.is_whole and len(recorded.entries) == 3 - len(gone)
-    journal.group(group_of(3), PROBLEMS[3])
+    journal, recorded = opened(tmp_path, notes=notes)
+    assert f"round-00003.jsonl: lines {GONE[gone]} were taken out; their groups are sampled again" in notes
+    assert len(notes) == 1 + len(added)
+    assert not recorded.is_whole and len(recorded.entries) == 4 - len(gone)
+    journal.drop("r3/g0", 0, Reason.FAILED, "") if 1 in gone else journal.end()
     journal.close()
-    _, again = opened(directory, notes=notes)
-    assert len(again.entries) == 4 - len(gone) and len(notes) == 1, "what is written now is numbered anew"
+    _, again = opened(tmp_path, notes=notes)
+    assert len(again.entries) == 4 - len(gone) + (1 in gone) and len(notes) == 1 + len(added), "numbered anew"
+
+
+def test_a_line_that_lost_its_end_takes_the_next_one_with_it_and_both_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, 0, 1, 2)
+    head, first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([head, first.rstrip(), second, third]))
+    notes: list[str] = []
+    _, recorded = opened(tmp_path, notes=notes)
+    assert [entry.group_id for entry in recorded.entries] == ["r3/g2"]
+    (note,) = notes
+    assert "line 2 (r3/g0, r3/g1) does not match its checksum" in note and "sampled again: r3/g0, r3/g1" in note
+
+
+def test_a_huge_line_number_costs_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, 0)
+    head, first = path.read_bytes().splitlines(keepends=True)
+    row = json.loads(first)
+    path.write_bytes(head + seal({name: value for name, value in row.items() if name not in ("line", "crc32")}, 10**15))
+    notes: list[str] = []
+    _, recorded = opened(tmp_path, notes=notes)
+    assert len(recorded.entries) == 1 and len(notes) == 1 and f"lines 2 to {10**15 - 1} were taken out" in notes[0]
 
 
 @settings(max_examples=200, deadline=None)

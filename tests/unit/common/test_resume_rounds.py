@@ -264,15 +264,15 @@ SPOILS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "of another problem": (lambda lines: [*lines[:2], reseal(lines[2], problem="p77"), *lines[3:]], "answers another problem"),
     "of another version": (lambda lines: [*lines[:2], reseal(lines[2], weight_version=7), *lines[3:]], "another weight version"),
     "with other advantages": (lambda lines: [*lines[:2], wrong_advantage(lines[2]), *lines[3:]], "other advantages"),
-    "not JSON": (lambda lines: [*lines[:2], b"\x00\xff\n", *lines[2:]], "is torn"),
+    "not JSON": (lambda lines: [*lines[:2], b"\x00\xff\n", *lines[2:]], "has no checksum"),
     "moved": (lambda lines: [lines[0], *reversed(lines[1:])], "its lines were moved"),
-    "taken out": (lambda lines: [*lines[:2], *lines[3:]], "1 of its lines were taken out"),
+    "taken out": (lambda lines: [*lines[:2], *lines[3:]], "lines 3 were taken out"),
     "of other weights": (lambda lines: [reseal(lines[0], weights="0" * 64), *lines[1:]], "sampled from other weights"),
     "of other problems": (lambda lines: [reseal(lines[0], problems="0" * 16), *lines[1:]], "of another round (problems"),
     "without its head": (lambda lines: lines[1:], "does not name the round"),
     "empty": (lambda lines: [], ""),
     # as an older release wrote them
-    "without seals": (lambda lines: [re.sub(rb',"crc32":"\w+"', b"", line) for line in lines[1:]], "first line is torn"),
+    "without seals": (lambda lines: [re.sub(rb',"crc32":"\w+"', b"", line) for line in lines[1:]], "first line has no checksum"),
 }
 
 
