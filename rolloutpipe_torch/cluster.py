@@ -171,7 +171,8 @@ def _probe(found: str, end_s: float) -> tuple[int, list[str], str]:
         try:
             printed, errors = probe.communicate(timeout=_left_s(end_s))
         except subprocess.TimeoutExpired as error:
-            raise _no_answer(found, f"what listens there does not answer as Ray within {_ANSWER_S:g} s") from error
+            why = f"what listens there does not answer as Ray within {_ANSWER_S:g} s, or this machine is too busy to ask"
+            raise _no_answer(found, why) from error
         finally:
             probe.kill()
     return probe.returncode, printed.decode(errors="replace").splitlines(), errors.decode(errors="replace")

@@ -49,7 +49,10 @@ def test_a_host_that_can_be_none(host):
 def test_one_that_listens_and_says_nothing(monkeypatch, capfd):
     monkeypatch.setattr(cluster, "_ANSWER_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        refused(f"127.0.0.1:{server.getsockname()[1]}", r"\(what listens there does not answer as Ray within 3 s\)")
+        refused(
+            f"127.0.0.1:{server.getsockname()[1]}",
+            r"\(what listens there does not answer as Ray within 3 s, or this machine is too busy to ask\)",
+        )
     assert capfd.readouterr() == ("", "")
 
 
