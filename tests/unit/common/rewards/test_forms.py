@@ -69,10 +69,10 @@ def test_refused_for_5(workload: str, answer: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        *["5.", "5..", "5 .", "5m", "5 m", "5%", r"5\ \text{percent}", "5 m/s/s", "5 kg*m/s", "5''"],
+        *["5.", "5 .", "5m", "5 m", "5%", r"5\ \text{percent}", "5 m/s/s", "5 kg*m/s", "5''"],
         *["5-year", "5-year-old", "5-inch", r"5\text{-year-old}", r"5\text{-foot}", "5-hour shift", "x = 5-year"],
-        *["E[X] = 5", r"\mathbb{E}[X] = 5", r"E[X^2] = 5", r"\sin x = 5", r"\cos\theta = 5", r"\tan(A+B) = 5", r"\sin^2 x = 5"],
-        *[r"\cos \angle ABC = 5", r"\ln K = 5", r"\log_2 x = 5", r"\log_2 32 = 5", r"\det A = 5", r"\gcd(10, 15) = 5"],
+        *["E[X] = 5", r"\mathbb{E}[X] = 5", r"E[X^2] = 5", r"\sin x = 5", r"\cos\theta = 5", r"\tan(A+B) = 5"],
+        *[r"\cos \angle ABC = 5", r"\log_2 32 = 5", r"\det A = 5", r"\gcd(10, 15) = 5"],
         *[
             r"\max f(x) = 5",
             r"\lim_{x \to 0} f(x) = 5",
