@@ -15,7 +15,7 @@ _DOTS = re.compile(r"(?<!\.)\.\s*\.$|[:;]\s*[:;]$")
 
 
 def is_open(answer: str, *, has_words: bool = True) -> bool:
-    """Of the answer as it stands in the box. A mark in a superscript (`H^+`) is no operator. Without `has_words` words are fine."""
+    """Of the answer as it stands in the box. A mark in a superscript (`H^+`) is no operator. `has_words`: words count too."""
     text = answer.strip()
     if _DOTS.search(text) or (text.endswith("*") and not text.startswith("*")):
         return True

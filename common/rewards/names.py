@@ -23,7 +23,9 @@ _SCRIPT = rf"(?:{_SUBSCRIPT}|{_MARK}|')"  # a superscript may mark a state; a po
 _ARGUMENT = r"(?:\s*\([^=]*\)|\s*\[[^=\[\]]*\])"
 _SYMBOL = re.compile(
     rf"\|?\s*(?:\\(?:Delta|delta|vec|bar|hat|dot|ddot|tilde|overline|angle)\s*)?\{{?{_NAME}\}}?{_SCRIPT}*{_ARGUMENT}?\s*\|?"
-    r"|m?\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}|\\Delta(?:{_SUBSCRIPT})?\s*(?:[A-Za-z]|\\[a-zA-Z]+)(?:[^=+*/^-]|{_MARK}){{0,20}}|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
+    r"|m?\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}"
+    rf"|\\Delta(?:{_SUBSCRIPT})?\s*{_NAME}(?:{_SCRIPT}|{_ARGUMENT}|\s*{_NAME}){{0,3}}"
+    r"|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
 )
 _FUNCTION = re.compile(
     rf"\\(?:(?:sin|cos|tan|cot|sec|csc|det|dim|deg|arg|gcd|max|min|sup|inf)(?![a-zA-Z])(?:{_SCRIPT})*"
