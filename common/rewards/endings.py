@@ -8,7 +8,7 @@ _WORDS = "and or because since therefore thus hence so but if when where then wa
 _CLOSERS = re.compile(r"(?:[\s\])}$.,;]|\\[,;:! ]|\\(?:right|quad)(?![a-zA-Z]))+$")
 _WORD = re.compile(rf"(?<![a-zA-Z\\])(?:{'|'.join(_WORDS.split())})$", re.IGNORECASE)
 _OPERATOR = re.compile(
-    r"(?:(?<!\^)(?<!\^\{)(?<!\^\{\d)[-+]|[/:=<>_^&]"
+    r"(?:(?<!\^)(?<!\^\{)(?<!\^\{ )(?<!\^\{\d)[-+]|[/:=<>_^&]"
     r"|\\(?:cdot|times|div|pm|mp|ast|approx|simeq|sim|cong|equiv|le|ge|lt|gt|ne|in|cup|cap|to|land|lor|implies|Rightarrow)(?![a-zA-Z]))$"
 )
 _DOTS = re.compile(r"(?<!\.)\.\s*\.$|[:;]\s*[:;]$")
