@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from common.rewards.checkers import check
+from common.rewards.endings import is_open
 from common.rewards.names import is_label
 
 NUMBERS = ("gsm8k", "math500", "sci_xw", "olyphys")
@@ -242,6 +243,8 @@ def test_answers_that_break_off(end: str) -> None:
         assert not is_right(workload, ["5"] if workload == "olyphys" else "5", "5" + end), workload
     for gold in ("x^2+1", "(1,2)", r"[1,\infty)", "x", r"\frac{1}{2}", "-2, 1", r"3\sqrt{2}", r"\text{Evelyn}"):
         assert not is_right("math500", gold, gold + end), gold
+    if end not in (":", "::", "..", "*"):
+        assert is_open("5" + end)
     if end != ":":
         assert not is_right("lsat_ar", "C", "C" + end) and not is_right("lsat_ar", "C", "C" + end, choices=CHOICES)
 
