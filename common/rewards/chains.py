@@ -7,8 +7,9 @@ r"""What a chain of relations says: `x = 2 + 3 = 5`, `E = hc/\lambda = 3.2`, `\f
 A name may stand first. What stands between has the value of the last, or is a formula of symbols alone.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from common.rewards import expressions, latex, names, numbers, values
@@ -16,6 +17,8 @@ from common.rewards import expressions, latex, names, numbers, values
 _APPROXIMATE = re.compile(r"\\(?:approx|simeq|sim|cong)(?![a-zA-Z])")
 _RELATION = rf"=|\\equiv(?![a-zA-Z])|{_APPROXIMATE.pattern}"
 _NO_FORMULA = re.compile(r"\d|\\text|(?<![\\a-zA-Z])[a-zA-Z]{3}")  # a number, a word
+_INTEGERS = re.compile(r"\\(gcd|max|min)\s*\((\s*-?\d{1,30}(?:\s*,\s*-?\d{1,30})+\s*)\)")
+_OF_INTEGERS: dict[str, Callable[..., int]] = {"gcd": math.gcd, "max": max, "min": min}
 _NEAR = Fraction(1, 100)
 
 
@@ -61,9 +64,15 @@ def is_rounded(exact: str, rounded: str) -> bool:
 def value(text: str) -> numbers.Number | None:
     """A number, or the value of an expression without symbols (`\\sqrt{2}`, `2+3`)."""
     number = numbers.read_plain(text)
-    if number is None and (found := expressions.value(text)) is not None:
+    if number is None and (found := _of_integers(text) or expressions.value(text)) is not None:
         number = numbers.Number(found)
     return number
+
+
+def _of_integers(text: str) -> Fraction | None:
+    """`\\gcd(10, 15)`, `\\max(2, 5)`."""
+    match = _INTEGERS.fullmatch(text.strip())
+    return Fraction(_OF_INTEGERS[match[1]](*map(int, match[2].split(",")))) if match else None
 
 
 def _last_place(number: numbers.Number) -> Fraction:

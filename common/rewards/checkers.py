@@ -19,13 +19,14 @@ from fractions import Fraction
 from typing import Any
 
 from common.records import Verdict
-from common.rewards import answers, chains, expressions, latex, letters, numbers, wrappers
+from common.rewards import answers, chains, endings, expressions, latex, letters, numbers, wrappers
 from common.rewards.lists import OR, Matcher, Tolerance, items
 
 CHECKED = frozenset(("lsat_ar", "sci_xw", "sci_jl", "olyphys", "gsm8k", "math500"))
 SCI_TOLERANCE = Fraction(5, 100)
 MAX_CHARACTERS = 500  # of an answer; a longer one is no answer to any of these questions
 SHOWN_CHARACTERS = 200  # of an answer in the verdict
+_SPACE_END = re.compile(r"(?<!\\)\\\s+$")  # of LaTeX; stripping alone would leave a backslash
 _MEASURED = re.compile(r"((?:[^=]*=)?\s*\(?\s*)(-?[\d.]+)\s*\\pm\s*([\d.]+)(.*)", re.DOTALL)
 _KINDS = {"lsat_ar": "letter", "sci_xw": "number", "sci_jl": "number", "gsm8k": "number", "math500": "math", "olyphys": "math"}
 
@@ -54,14 +55,18 @@ def _checked(task: dict[str, Any], response: str) -> Fields:
     boxes = [answers.extract(response, pattern) or ""] if pattern else answers.all_boxed(text)
     if not boxes or not boxes[-1].strip():
         return _no_answer(_why_none(text, boxes, pattern))
-    answer = boxes[-1].strip()
+    answer = _SPACE_END.sub("", boxes[-1]).strip()
     is_written = isinstance(gold, str) and answer == gold.strip()
     if len(answer) > MAX_CHARACTERS and not is_written:
         return _fields(False, answer, f"the answer has {len(answer)} characters, more than {MAX_CHARACTERS}")
-    if kind == "letter":
-        return _letter(task, answer)
-    if is_written:
+    is_letter = kind == "letter"
+    if is_written and not is_letter:
         return _fields(True, answer, _comparison(answer, gold, None, True))
+    has_words = not (is_letter and task.get("choices"))  # those must be the option's own
+    if endings.is_open(answer, has_words=has_words) or (not is_letter and endings.has_colon(answer)):
+        return _fields(False, answer, "the answer breaks off")
+    if is_letter:
+        return _letter(task, answer)
     return _number(task, answer) if kind == "number" else _math(task, answer, boxes)
 
 

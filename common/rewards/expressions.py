@@ -33,6 +33,10 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _SCRIPT = re.compile(r"[_^]\s*(?:\\text)?\{(?:[^{}]|\{[^{}]*\})*\}")
 _OTHER_ENVIRONMENT = re.compile(r"\\begin\{(?![pbvBV]?matrix\}|array\})")
 _UNIT_WORD = re.compile(r"\s*\\text\{\s*[A-Za-z]{2}")
+_UNBOUND = re.compile(  # math-verify drops these signs: `\sum 3` would be 3
+    r"\\(?:sum|prod|lim)(?![a-zA-Z])(?!\s*[_^])|\\i*int(?![a-zA-Z])(?!\s*[_^])(?!.*d\s*\\?[a-zA-Z])", re.DOTALL
+)
+_TURNED_I = re.compile(r"(?<![a-zA-Z\\])i\s*\^\{\\circ\}")
 _UNIT_END = re.compile(r"(?:[\d)}\]]|\\pi)\s*$")
 
 
@@ -45,7 +49,7 @@ def same(gold: str, answer: str, *, is_positive: bool = False, tolerance: Fracti
         return numbers.same(left, right, tolerance, is_relative=False)
     if right and right.is_cut and (tolerance is not None or right.digits >= numbers.WRITTEN_DIGITS):
         answer = answer.removesuffix("...")
-    if _BASED.search(gold) or _BASED.search(answer):
+    if _BASED.search(gold) or _BASED.search(answer) or _UNBOUND.search(answer) or (_TURNED_I.search(answer) and not right):
         return False
     if (word := _word(gold)) is not None:
         return word == _word(answer, is_sure=True)
@@ -87,7 +91,7 @@ def without_unit(text: str, *, is_symbolic: bool = False) -> str:
     for match in re.finditer(r"\s+|(?=\\text\{)", text):
         head, tail = text[: match.start()], text[match.start() :]
         is_after = bool(_UNIT_WORD.match(tail)) if is_symbolic else _UNIT_END.search(head) is not None
-        if is_after and head.strip() and tail.strip() and latex.is_balanced(head) and units.is_unit(tail):
+        if is_after and head.strip() and tail.strip() and latex.is_balanced(head) and units.is_unit(tail, is_known=True):
             return head
     return text
 

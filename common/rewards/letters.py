@@ -25,12 +25,16 @@ _HEDGE = re.compile(r"(?:or|and|but|not|nor|is|&|,|/|;)(?![a-z])", re.IGNORECASE
 def read(text: str, choices: Sequence[str] = ()) -> str | None:
     """The one letter meant, a capital; None where it is none, or not one. `choices`: the options' texts, labelled or not."""
     letters = LETTERS[: len(choices)] if choices else LETTERS
+    if text.lstrip().startswith("~"):
+        return None  # a space to LaTeX, a denial to a logician
     answer = _unwrapped(text)
     option = _option(answer, choices)
     if option is not None:
         return letters[option]
-    if prefix := _PREFIX.match(answer):
+    if (prefix := _PREFIX.match(answer)) and prefix.end():
         answer = answer[prefix.end() :]
+        if (option := _option(answer, choices)) is not None:
+            return letters[option]
     if choices and (labelled := _LABELLED.fullmatch(answer)) and _is_own_text(labelled[2], choices, labelled[1]):
         return labelled[1].upper() if labelled[1].upper() in letters else None
     last = _LABEL_LAST.fullmatch(answer)
@@ -50,8 +54,8 @@ def _is_option_text(rest: str, choices: Sequence[str], index: int) -> bool:
     """Whether what follows a letter agrees with it: its option's text, or where no option is known, words that name no other."""
     if choices:
         return _is_own_text(rest, choices, LETTERS[index])
-    words = set(re.findall(r"[a-z]+", rest.lower()))
-    is_denial = words & (units.DENIALS | _OTHERS) or _ORDINAL.fullmatch(rest.lower()) or "\\" in rest
+    words = re.findall(r"[a-z]+", rest.lower())
+    is_denial = any(units.is_hedge(word) or word in _OTHERS for word in words) or _ORDINAL.fullmatch(rest.lower()) or "\\" in rest
     return not is_denial and _HEDGE.match(rest) is None and _SECOND.search(rest) is None
 
 
@@ -79,4 +83,5 @@ def _words(text: str) -> str:
 def _unwrapped(text: str) -> str:
     r"""Without `\text{...}`, `\textbf{...}`, stars and dollar signs, wherever they stand."""
     plain = latex.unwrap(latex.plain(wrappers.bare(text)))
-    return " ".join(re.sub(r"\\(?:text|operatorname)\s*\{|[{}*\"]", " ", plain).split()).removesuffix(".").strip("`'‘’“”")
+    text = " ".join(re.sub(r"\\(?:text|operatorname)\s*\{|[{}*\"]", " ", plain).split()).removesuffix(".").strip("`‘’“”")
+    return text[1:-1] if text.startswith("'") and text.endswith("'") else text  # `C'` is another name than C

@@ -30,6 +30,7 @@ _APPROXIMATE = r"\\(?:approx|simeq|sim|cong)(?![a-zA-Z])"
 _ORDER = r"\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>]"
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _ARRAY = re.compile(r"[(\[]\s*\\begin\{array\}\s*\{[clr|]*\}(.*)\\end\{array\}\s*[)\]]", re.DOTALL)  # in brackets: a matrix
+_SET = re.compile(r"[(\[]|\\\{|\\(?:emptyset|text)(?![a-zA-Z])")
 _OPENING = re.compile(r"\(|\[|\\langle(?![a-zA-Z])")
 _CLOSING = re.compile(r"(?:\)|\]|\\rangle)$")
 _NAMES = re.compile(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)")  # (x,y) = (1,2)
@@ -84,6 +85,8 @@ class Matcher:
         wanted, given = latex.cut(gold, _APPROXIMATE), latex.cut(answer, _APPROXIMATE)
         if len(wanted) == len(given) == 1:
             return None
+        if given[0] == "" and answer.startswith(r"\sim") and expressions.value(given[-1]) is None:
+            return False  # not x
         if len(wanted) > 1:
             gold = wanted[-1]
         if len(given) == 1:
@@ -118,6 +121,8 @@ class Matcher:
             return None
         if None in (wanted, given) and re.search(_IN, gold if wanted is None else answer):
             return False  # `not x \in [1,2]`
+        if None in (wanted, given) and not _SET.search(gold_set if given is None else answer_set):
+            return False  # `x \in 5`: no set
         return (wanted is None or given is None or wanted == given) and self.is_same(gold_set, answer_set, tolerance)
 
     def _equations(self, gold: str, answer: str, tolerance: Tolerance) -> bool | None:
@@ -127,8 +132,8 @@ class Matcher:
         (name, last), (answer_name, answer_last) = _named(gold, _EQUAL), _named(answer, _EQUAL)
         if len(given) == 1:
             return name is not None and self.is_same(last, answer, tolerance)
-        if len(wanted) == 1 and answer_name is None and names.is_label(given[0]):
-            answer_name = given[0]  # `\\sin x = 5` for 5
+        if len(wanted) == 1 and not (answer_name or "").startswith("("):
+            answer_name = given[0] if names.is_label(given[0]) else None  # `\\sin x = 5` for 5, not `\\pi = 5`
         if len(wanted) == 1 or (name is not None and answer_name is not None):
             is_name_fine = len(wanted) == 1 or name == answer_name
             known, parts = wanted[1:] or wanted, given[1:] if answer_name else given

@@ -32,7 +32,9 @@ _FRACTION = re.compile(
     rf"(?:\\frac\s*\{{\s*(?P<top>[-+]?{_DECIMAL})\s*\}}\s*\{{\s*(?P<bottom>[-+]?{_DECIMAL})\s*\}}"
     rf"|(?P<over>{_DECIMAL})\s*/\s*(?P<under>{_DECIMAL}))(?![\d/]|\.\d|,\d)"
 )
-_REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<once>\d{0,9})\\(?:overline|bar)\s*\{\s*(?P<again>\d{1,9})\s*\}(?![\d.])")
+_REPEATING = re.compile(
+    r"(?P<whole>\d*)\.(?P<once>\d{0,9})\\(?:overline|bar)\s*(?:\{\s*(?P<again>\d{1,9})\s*\}|(?P<digit>\d))(?![\d.])"
+)
 _BRACKETED = re.compile(r"\(([^()]*)\)(.*)", re.DOTALL)
 _SIGN = re.compile(r"(?:[-+]\s*)?")
 _LEAD = re.compile(
@@ -126,6 +128,8 @@ def _bare(text: str) -> Number | None:
         if match is None:
             continue
         found = convert(match)
+        if pattern is _REPEATING and found and found[0] < 1 and _PERCENT.search(rest):
+            return None  # a third of a percent is no third
         return _finished(found, sign.strip() == "-", rest[match.end() :]) if found else None
     return None
 
@@ -169,7 +173,7 @@ def _fraction(match: re.Match[str]) -> tuple[Fraction, int] | None:
 
 def _repeating(match: re.Match[str]) -> tuple[Fraction, int] | None:
     """`4.1\\overline{6}` is 4.1 and 6/9 of a tenth."""
-    whole, once, again = match["whole"], match["once"], match["again"]
+    whole, once, again = match["whole"], match["once"], match["again"] or match["digit"]
     if len(whole) > MAX_DIGITS:
         return None
     rest = Fraction(int(again), 10 ** len(again) - 1) / 10 ** len(once)

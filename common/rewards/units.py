@@ -21,6 +21,18 @@ _ALTERNATIVES = """
     or and to but between either both plus minus versus vs maybe perhaps possibly probably unsure uncertain guess
     guessing doubtful alternatively alternative alternately otherwise rather also another other others too besides if
     unless is are was were be isn where when with then else respectively remainder residue modulo mod something
+    because since therefore thus hence wait hmm hm oops etc unfinished incomplete pending tbd tbc tba todo idk dunno
+    unclear unsolved unproven tentative provisional placeholder likely apparently seemingly hopefully disputed dubious
+"""
+_HEDGED = re.compile(r"(?:unlike|undecid|questionabl|unverif|unconfirm|presum|suppos|alleg|assum|tentativ|provisional)[a-z]*")
+_TURNED = re.compile(r"(?:halv|doubl|tripl|quadrupl|negat|invert|subtract|deduct|revers|multipl|divided)[a-z]*|half")
+_DROPPED = re.compile(r"(?:eliminat|discard|exclud|reject|dismiss|cross)[a-z]*|ruled")
+_EARLIER = """
+    previous former earlier ignored upper lower twice thrice sqrt log exp ln lg inverse sinh cosh tanh
+"""
+_UNCERTAIN = """
+    maybe perhaps possibly probably unsure uncertain guess guessing doubtful pending tbd tbc tba todo unclear likely wait hmm
+    because since unfinished incomplete apparently seemingly etc
 """
 _COMPARISONS = "less least most than under over below above within beyond exceeding exceeds greater smaller larger lower higher"
 _TURNS = "loss losses lost debt debts owed owing deficit deficits shortfall short fewer arrears"  # 5 may be -5
@@ -28,6 +40,7 @@ _FUNCTIONS = """
     double triple quadruple twice thrice squared cubed factorial reciprocal inverse root sqrt sin cos tan cot sec csc
     log exp sinh cosh tanh infinity infinite alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau
     kilo mega giga tera peta exa hecto deca deci centi milli micro nano pico femto atto
+    fold times binary hex hexadecimal octal base
 """
 _STEMS = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -51,16 +64,36 @@ _TOKEN = re.compile(
     r"|(?P<join>-(?=[a-zA-Z])|;)|(?P<sign>(?P<once>[/*.%])(?!\s*(?P=once))|')"
 )
 _HEAD = re.compile(r"(?:\s|\\text\s*\{|[{(])*([a-zA-Z]+)(?![a-zA-Z])")
-_COMPOUND = re.compile(r"(?<!\s)-[a-zA-Z]{4}")  # `-year`; a shorter word may be factors
+_MEASURES = """
+    year month week day hour minute second inch inches foot feet yard mile meter metre centimeter centimetre kilometer kilometre
+    millimeter millimetre gram kilogram pound ounce ton gallon quart pint cup liter litre degree radian point cent dollar percent
+    unit square cubic sq cu per light
+    person people page piece story volt watt joule newton pascal kelvin ampere amp ohm tesla hertz mole kilowatt milliliter
+"""
+_MEASURE = re.compile(rf"(?:{'|'.join(_MEASURES.split())})s?")
+_COMPOUND = re.compile(rf"(?<!\s)-(?:{_MEASURE.pattern})(?![a-zA-Z])")  # `-year`; another word may be subtracted
 _OHM = re.compile(r"\}?\s*(?:\\text\s*\{)?\s*\\Omega")
 _EV = re.compile(r"eV\W*/\W*$")  # MeV/c^2
+_OPEN_END = re.compile(r"(?:[-/*;]|\\cdot|\b(?:and|per|of|a))[\s)}]*$")  # something was to follow
 _AND = re.compile(r"\s+[a-zA-Z]{3}")
 _MAX_CHARACTERS = 80
 
 
 def is_refused(word: str) -> bool:
     """Whether a word hedges, denies, counts or compares."""
-    return word.lower() in _REFUSED or _COUNT.fullmatch(word.lower()) is not None
+    word = word.lower()
+    return word in _REFUSED or any(pattern.fullmatch(word) for pattern in (_COUNT, _HEDGED, _TURNED))
+
+
+def is_hedge(word: str) -> bool:
+    """Whether a word denies, or says that the answer is none yet (`unlikely`, `eliminated`)."""
+    word = word.lower()
+    return word in DENIALS or word in _UNCERTAIN.split() or any(pattern.fullmatch(word) for pattern in (_HEDGED, _DROPPED))
+
+
+def is_turning(word: str) -> bool:
+    """Whether a name with this word is that of another value than the one asked for (`half`, `Upper bound`)."""
+    return word.lower() in _EARLIER.split() or any(pattern.fullmatch(word.lower()) for pattern in (_HEDGED, _TURNED, _DROPPED))
 
 
 def read(tail: str) -> int | None:
@@ -72,9 +105,12 @@ def read(tail: str) -> int | None:
     return scale if is_unit(tail, is_empty_fine=scale > 1) else None
 
 
-def is_unit(text: str, *, is_empty_fine: bool = False) -> bool:
-    """Whether this may stand after a number without changing it. `is_empty_fine`: brackets may hold nothing."""
-    if len(text) > _MAX_CHARACTERS or text.count("(") != text.count(")"):
+def is_unit(text: str, *, is_empty_fine: bool = False, is_known: bool = False) -> bool:
+    """Whether this may stand after a number without changing it. `is_empty_fine`: brackets may hold nothing.
+
+    `is_known`: each word must be in the tables; an ordinary word is no unit.
+    """
+    if len(text) > _MAX_CHARACTERS or text.count("(") != text.count(")") or _OPEN_END.search(text):
         return False
     position, before, raised, opened = 0, "", "", False
     is_apart = False
@@ -85,6 +121,8 @@ def is_unit(text: str, *, is_empty_fine: bool = False) -> bool:
         kind, token = match.lastgroup or "", match[0]
         if kind == "close" and opened and not is_empty_fine:
             return False  # `5()3`
+        if is_known and kind == "word" and not _is_known(token):
+            return False
         if not _fits(match, is_apart, before, raised):
             return False
         opened = kind == "open" or (opened and kind == "space")
@@ -94,6 +132,10 @@ def is_unit(text: str, *, is_empty_fine: bool = False) -> bool:
             before = _kept(before, kind)
         position = match.end()
     return True
+
+
+def _is_known(word: str) -> bool:
+    return word in _SHORT or _MEASURE.fullmatch(word.lower()) is not None
 
 
 def _kept(before: str, kind: str) -> str:

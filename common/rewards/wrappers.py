@@ -45,4 +45,4 @@ def _peeled(text: str) -> str:
 def _is_refused(match: re.Match[str]) -> bool:
     """Whether the words of a label deny, hedge, count or name a letter."""
     words = " ".join(group for group in match.groups() if group).lower().split()
-    return any(units.is_refused(word) or len(word) == 1 for word in words if word != "is")
+    return any(units.is_refused(word) or units.is_turning(word) or len(word) == 1 for word in words if word != "is")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from common.rewards.checkers import check
+from common.rewards.endings import is_open
 from common.rewards.names import is_label
 
 NUMBERS = ("gsm8k", "math500", "sci_xw", "olyphys")
@@ -69,10 +70,10 @@ def test_refused_for_5(workload: str, answer: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        *["5.", "5..", "5 .", "5m", "5 m", "5%", r"5\ \text{percent}", "5 m/s/s", "5 kg*m/s", "5''"],
+        *["5.", "5 .", "5m", "5 m", "5%", r"5\ \text{percent}", "5 m/s/s", "5 kg*m/s", "5''"],
         *["5-year", "5-year-old", "5-inch", r"5\text{-year-old}", r"5\text{-foot}", "5-hour shift", "x = 5-year"],
-        *["E[X] = 5", r"\mathbb{E}[X] = 5", r"E[X^2] = 5", r"\sin x = 5", r"\cos\theta = 5", r"\tan(A+B) = 5", r"\sin^2 x = 5"],
-        *[r"\cos \angle ABC = 5", r"\ln K = 5", r"\log_2 x = 5", r"\log_2 32 = 5", r"\det A = 5", r"\gcd(10, 15) = 5"],
+        *["E[X] = 5", r"\mathbb{E}[X] = 5", r"E[X^2] = 5", r"\sin x = 5", r"\cos\theta = 5", r"\tan(A+B) = 5"],
+        *[r"\cos \angle ABC = 5", r"\log_2 32 = 5", r"\det A = 5", r"\gcd(10, 15) = 5"],
         *[
             r"\max f(x) = 5",
             r"\lim_{x \to 0} f(x) = 5",
@@ -186,3 +187,147 @@ def test_letters(answer: str, accepted: bool) -> None:
 @pytest.mark.parametrize("text", ["", "5", "2x", "-x", "x+1", r"\sin", r"\sin 2", r"\frac{x}{2}", r"2\cdot x", "x" * 70, "x y z"])
 def test_no_labels(text: str) -> None:
     assert not is_label(text)
+
+
+UNNAMED = [
+    *["v^2", "F^2", "x^{2}", "x^{-1}", "x^n", "x_1^2", "AB^2", "f^{-1}(x)", "e^x", r"\vec{v}^2", "|v|^2", r"\Delta x^2", "x²"],
+    *[r"\ln v", r"\ln(x+1)", r"\log_2 x", r"\exp(x)", r"\text{ln}(x)", "log(x)", "sqrt(x)", r"\sinh x", r"\sin^2 x"],
+    *[r"\Delta \ln x", r"\Delta\sqrt{x}", r"\frac{x^2}{y}", r"x^2 \cdot y", r"\lfloor x/2\rfloor", r"\lfloor x^2\rfloor"],
+    *[r"\pi", "e", "i", r"\frac{\pi}{e}", r"\frac{\pi}{x}", r"\pi \cdot r", r"\sin e", r"\lfloor\pi\rfloor", r"\|e\|"],
+    *[r"\ln e", r"\gcd(4,6)", r"\max(2,3)", "2^3", r"\sum 3", r"\int 2"],
+    *["half", r"\text{half}", "twice", "previous answer", "discarded value", "Upper bound", "Lower bound", "Doubled total"],
+]
+NAMED = [
+    *["x", "x'", r"x^\prime", "x^*", r"\Delta H^\circ", r"\Delta_r G^{\circ}_{m}", r"G^\ominus", r"c_{\text{H}^{+}}", "f(2)"],
+    *["f''(2)", "f^{(4)}(2)", "E[X^2]", r"\langle x^2 \rangle", r"\sin x", r"\sin(x^2)", "e_1", "i'", r"\pi(x)", "|v|"],
+    *[
+        r"\gcd(m, n)",
+        r"\max(x, y)",
+        r"\sum_{i=1}^n i^2",
+        r"\int_0^1 x^2\,dx",
+        r"\frac{dy}{dx}",
+        r"\Delta \theta",
+        r"\frac{AB}{CD}",
+    ],
+    *[r"\log_2 32", r"\gcd(10, 15)", r"\max(2, 5)", "2 + 3", "Cost per item", "Number of apples"],
+]
+
+
+@pytest.mark.parametrize("workload", NUMBERS)
+def test_left_of_the_equals_sign(workload: str) -> None:
+    """A power, a logarithm or a constant says that the right side is another value; a name says nothing."""
+    gold: Any = ["5"] if workload == "olyphys" else "5"
+    accepted = [left for left in UNNAMED if is_right(workload, gold, f"{left} = 5")]
+    refused = [left for left in NAMED if not is_right(workload, gold, f"{left} = 5")]
+    assert (accepted, refused) == ([], [])
+    if workload in ("math500", "olyphys"):
+        for root in (r"\sqrt{2gh}", "(1,2)", "6+9i"):
+            wanted: Any = [root] if workload == "olyphys" else root
+            assert not [left for left in UNNAMED if is_right(workload, wanted, f"{left} = {root}")]
+
+
+@pytest.mark.parametrize("label", ["half", "Previous answer", "Upper bound", "Discarded value", "Doubled"])
+def test_a_label_of_another_value(label: str) -> None:
+    assert not is_right("gsm8k", "5", f"{label}: 5") and not is_right("math500", r"\pi", rf"\text{{{label}: }}\pi")
+    assert is_right("gsm8k", "5", "Total: 5") and is_right("math500", r"\pi", r"\text{Total: }\pi")
+
+
+OPEN = ["/", ":", "::", "..", "*", "+", "-", "=", "<", "^", "_"]
+OPEN += [r"\cdot", r"\times", r"\div", r"\approx", r"\le", r"\pm", " and", " or", ", and", " because", r"\text{ since}"]
+OPEN += [r"\text{ therefore}", r"\text{ wait}", r"\text{ hmm}", " etc", " so", r"\text{ and }", r"\textbf{ or}", " (unfinished)"]
+
+
+@pytest.mark.parametrize("end", OPEN)
+def test_answers_that_break_off(end: str) -> None:
+    for workload in NUMBERS:
+        assert not is_right(workload, ["5"] if workload == "olyphys" else "5", "5" + end), workload
+    for gold in ("x^2+1", "(1,2)", r"[1,\infty)", "x", r"\frac{1}{2}", "-2, 1", r"3\sqrt{2}", r"\text{Evelyn}"):
+        assert not is_right("math500", gold, gold + end), gold
+    if end not in (":", "::", "..", "*"):
+        assert is_open("5" + end)
+    if end != ":":
+        assert not is_right("lsat_ar", "C", "C" + end) and not is_right("lsat_ar", "C", "C" + end, choices=CHOICES)
+
+
+def test_answers_that_end_in_what_looks_like_an_operator() -> None:
+    assert is_right("math500", "H^{+}", "H^{ + }") and is_right("math500", "H^+", "H^+.") and is_right("math500", "5", "**5**")
+    assert is_right("gsm8k", "5", "5.") and is_right("gsm8k", "5", "5,") and is_right("lsat_ar", "C", "C:")
+    for answer in (r"5\ ", "5\\ \n", r"5\,"):
+        assert is_right("gsm8k", "5", answer) and is_right("math500", "5", answer)
+    assert is_right("lsat_ar", "C", r"C\ ") and not is_right("math500", "5", "5\\\\ x")
+
+
+@pytest.mark.parametrize("gold", ["x^2+1", r"\frac{a}{b}", r"3\sqrt{2}", r"2\pi"])
+def test_after_an_expression_only_a_known_unit_stands(gold: str) -> None:
+    for unit in ("cm", "square units", "radians", "meters per second"):
+        assert is_right("math500", gold, rf"{gold}\text{{ {unit}}}"), unit
+    for words in ("banana", "check", "done wrong", "units banana"):
+        assert not is_right("math500", gold, rf"{gold}\text{{ {words}}}"), words
+
+
+@pytest.mark.parametrize("workload", NUMBERS)
+def test_words_after_a_number(workload: str) -> None:
+    gold: Any = ["5"] if workload == "olyphys" else "5"
+    words = (
+        "unlikely TBD pending unclear undecided questionable unverified presumably supposedly todo halved halves doubled doubles"
+    )
+    words += " tripled negated negates inverted subtracted fold times hex binary reversed assuming allegedly deducted likely"
+    forms = [*(f"5 {word}" for word in words.split()), "5 after subtracting", "5 in binary", "5 hours subtracted", "5-fold"]
+    forms += [
+        f"5-{word}"
+        for word in ["cost", "price", "discount", "rate", "total", "length", "xyzw", "abcd", "yearx", "units_x", "fold", "old"]
+    ]
+    assert not [form for form in forms if is_right(workload, gold, form)]
+    forms = ["5 remaining", "5 questions", "5 crossings", "5 years old", "5 apples left", "5 light-years"]
+    forms += [
+        f"5-{word}"
+        for word in [
+            "year",
+            "day",
+            "inch",
+            "foot",
+            "mile",
+            "meter",
+            "hour",
+            "minute",
+            "degree",
+            "point",
+            "year-old",
+            "day-long",
+            "week",
+        ]
+    ]
+    assert not [form for form in forms if not is_right(workload, gold, form)]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "accepted"),
+    [
+        *[(r"\frac{3}{2}", rf"\{sign} \frac{{3}}{{2}}", False) for sign in ("sum", "prod", "lim", "int")],
+        *[(r"\frac{3}{2}", r"\int_1^2 x\,dx", True), (r"3", r"\sum_{k=1}^{2} k", True), ("6+9i", r"6+9i^\circ", False)],
+        *[("5", r"x \in 5", False), ("5", r"x \in \{5\}", True), ("x", r"\sim x", False), ("5", r"\sim 5", True)],
+        *[(r"\frac{1}{3}", r"0.\overline{3}\%", False), (r"\frac{1}{3}", r"33.\overline{3}\%", True)],
+        *[(r"0.1\overline{6}", r"0.1\bar6", True), (r"0.1\overline{6}", r"0.1\bar7", False)],
+    ],
+)
+def test_signs_that_are_not_dropped(gold: str, answer: str, accepted: bool) -> None:
+    assert is_right("math500", gold, answer) is accepted
+
+
+@pytest.mark.parametrize("choices", [(), CHOICES])
+def test_letters_that_are_hedged_or_denied(choices: list[str]) -> None:
+    for rest in (". eliminated", ": eliminated", ". ruled out", ". maybe", ". probably", "'", ". pending", ". discarded"):
+        assert not is_right("lsat_ar", "C", "C" + rest, choices=choices), rest
+    for form in (r"\sim C", "~C", "Option B: C", "Option B: C.", ". C unlikely"):
+        assert not is_right("lsat_ar", "C", form, choices=choices), form
+    for form in ("'C'", "“C”", "C. J is fourth", "Option C", "Option: C"):
+        assert is_right("lsat_ar", "C", form, choices=choices), form
+
+
+def test_the_first_words_of_an_option_are_three_or_more() -> None:
+    choices = [*CHOICES[:3], "(D)Fred is last or first", "(E)seven"]
+    assert is_right("lsat_ar", "D", "D. Fred is last", choices=choices)
+    assert not is_right("lsat_ar", "D", "D. Fred is", choices=choices)
+    assert not is_right("lsat_ar", "D", "Fred is (D)", choices=choices)
+    assert is_right("lsat_ar", "D", "answer = Fred is last or first", choices=choices)
+    assert not is_right("lsat_ar", "C", "answer = Fred is last or first", choices=choices)
