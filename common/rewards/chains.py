@@ -4,7 +4,7 @@ r"""What a chain of relations says: `x = 2 + 3 = 5`, `E = hc/\lambda = 3.2`, `\f
     texts(r"\frac{22}{7} \approx 3.14")             [r"\frac{22}{7}", "3.14"]     exact, and rounded: either may be meant
     texts("x = 3 = 4"), texts(r"249 \approx 250")   None                          two answers
 
-A name may stand first. What stands between has the value of the last, or is a formula of symbols alone.
+A name may stand first. What stands between has the value of the last, or is a name, or a product or ratio of symbols.
 """
 
 import math
@@ -30,7 +30,7 @@ def texts(text: str) -> list[str] | None:
     signs = re.findall(_RELATION, text)
     if len(signs) != len(parts) - 1:
         return None  # relations in brackets
-    is_named = names.is_label(parts[0])
+    is_named = names.is_label(parts[0]) and names.fits(parts[0], parts[-1])
     if parts[0] == "" or is_named:
         parts, signs = parts[1:], signs[1:]
     is_rounding = [_APPROXIMATE.fullmatch(sign) is not None for sign in signs]
@@ -86,10 +86,21 @@ def _last_place(number: numbers.Number) -> Fraction:
 
 
 def is_formula(text: str) -> bool:
-    """Of symbols alone, without a number or a word: it says nothing about the value."""
+    """A name, or a product or ratio of symbols, each once (`hc/\\lambda`): it says nothing about the value; `-y` may."""
+    if names.is_label(text):
+        return True
     if _NO_FORMULA.search(text):
         return False
     try:
-        return bool(values.symbols(values.parse(text)))
+        node = values.parse(text)
     except (values.Unreadable, RecursionError):
         return False
+    factors = _factors(node)
+    return len(set(factors)) == len(factors) and values.operations(node) <= {"multiply", "divide", "symbol"}
+
+
+def _factors(node: values.Node) -> list[str]:
+    """Names of its symbols, as often as they stand in it."""
+    if node[0] == "symbol":
+        return [node[1]]
+    return [name for part in node[1:] if isinstance(part, tuple) for name in _factors(part)]

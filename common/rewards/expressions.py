@@ -32,7 +32,7 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _SCRIPT = re.compile(r"[_^]\s*(?:\\text)?\{(?:[^{}]|\{[^{}]*\})*\}")
 _OTHER_ENVIRONMENT = re.compile(r"\\begin\{(?![pbvBV]?matrix\}|array\})")
-_UNIT_WORD = re.compile(r"\s*\\text\{\s*[A-Za-z]{2}")
+_UNIT_WORD = re.compile(r"\s*\\text\{\s*\(?[A-Za-z]{2}")
 _UNBOUND = re.compile(  # math-verify drops these signs: `\sum 3` would be 3
     r"\\(?:sum|prod|lim)(?![a-zA-Z])(?!\s*[_^])|\\i*int(?![a-zA-Z])(?!\s*[_^])(?!.*d\s*\\?[a-zA-Z])", re.DOTALL
 )

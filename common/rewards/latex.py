@@ -45,6 +45,8 @@ _RULES = tuple(
             r"\\[()\[\]]|[$€£]|\\\$|\\(?:textdollar|dollar|pounds|euro)(?![a-zA-Z])",
             " ",
         ),  # delimiters of mathematics, and dollars, which are a unit
+        (r"(?:\\tag\*?\s*\{[^{}]*\}|\\(?:blacksquare|qed|nonumber)(?![a-zA-Z])|\s)+$", ""),  # what ends a line of a proof
+        (r":\s*=|\\coloneqq(?![a-zA-Z])", "="),
         (r"\\!|\\(?:displaystyle|textstyle|limits|nolimits|boldmath|rm|bf|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?", ""),
         (r"\\[,;:> ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\})(?![a-zA-Z])|[\s\u00a0\u2000-\u200a\u202f\u205f\u3000]", " "),

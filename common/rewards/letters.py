@@ -27,10 +27,10 @@ def read(text: str, choices: Sequence[str] = ()) -> str | None:
     letters = LETTERS[: len(choices)] if choices else LETTERS
     if text.lstrip().startswith("~"):
         return None  # a space to LaTeX, a denial to a logician
-    answer = _unwrapped(text)
-    option = _option(answer, choices)
-    if option is not None:
-        return letters[option]
+    for layer in wrappers.layers(text):  # an option's own text may look like a label: `Venezuela: Kayne`
+        answer = _unwrapped(layer)
+        if (option := _option(answer, choices)) is not None:
+            return letters[option]
     if (prefix := _PREFIX.match(answer)) and prefix.end():
         answer = answer[prefix.end() :]
         if (option := _option(answer, choices)) is not None:
@@ -82,6 +82,6 @@ def _words(text: str) -> str:
 
 def _unwrapped(text: str) -> str:
     r"""Without `\text{...}`, `\textbf{...}`, stars and dollar signs, wherever they stand."""
-    plain = latex.unwrap(latex.plain(wrappers.bare(text)))
+    plain = latex.unwrap(latex.plain(text))
     text = " ".join(re.sub(r"\\(?:text|operatorname)\s*\{|[{}*\"]", " ", plain).split()).removesuffix(".").strip("`‘’“”")
     return text[1:-1] if text.startswith("'") and text.endswith("'") else text  # `C'` is another name than C

@@ -133,7 +133,8 @@ class Matcher:
         if len(given) == 1:
             return name is not None and self.is_same(last, answer, tolerance)
         if len(wanted) == 1 and not (answer_name or "").startswith("("):
-            answer_name = given[0] if names.is_label(given[0]) else None  # `\\sin x = 5` for 5, not `\\pi = 5`
+            is_name = names.is_label(given[0]) and names.fits(given[0], given[-1])  # `\\sin x = 5` for 5, not `\\pi = 5`
+            answer_name = given[0] if is_name else None
         if len(wanted) == 1 or (name is not None and answer_name is not None):
             is_name_fine = len(wanted) == 1 or name == answer_name
             known, parts = wanted[1:] or wanted, given[1:] if answer_name else given
@@ -209,7 +210,7 @@ def _named(text: str, relation: str) -> tuple[str | None, str]:
     """The symbol left of the first relation, if it is one symbol, spelled in one way, and what stands right of the last."""
     parts = latex.cut(text, relation)
     is_tuple = len(parts) > 1 and _NAMES.fullmatch(parts[0]) is not None and _bracketed(parts[-1]) is not None
-    if len(parts) < 2 or not (is_tuple or names.is_symbol(parts[0])):
+    if len(parts) < 2 or not (is_tuple or (names.is_variable if relation == _IN else names.is_symbol)(parts[0])):
         return None, parts[-1]
     return re.sub(r"\\text\{([^{}]*)\}|[{}\s]", r"\1", latex.compact(parts[0])), parts[-1]
 
@@ -231,13 +232,13 @@ def _interval(chain: list[tuple[str, str, str]]) -> tuple[str, str] | None:
     r"""The name and the interval that a chain about one symbol says: `1 < x \le 2` is `(1,2]`."""
     if len(chain) == 1:
         low, sign, high = chain[0]
-        if names.is_symbol(low) and low != r"\infty":
+        if names.is_variable(low) and low != r"\infty":
             return latex.compact(low), rf"(-\infty,{high}{']' if sign != '<' else ')'}"
-        if names.is_symbol(high):
+        if names.is_variable(high):
             return latex.compact(high), rf"{'[' if sign != '<' else '('}{low},\infty)"
     if len(chain) == 2:
-        first, second = sorted(chain, key=lambda link: names.is_symbol(link[0]))
-        if first[2] == second[0] and names.is_symbol(first[2]):
+        first, second = sorted(chain, key=lambda link: names.is_variable(link[0]))
+        if first[2] == second[0] and names.is_variable(first[2]):
             left, right = "[" if first[1] != "<" else "(", "]" if second[1] != "<" else ")"
             return latex.compact(first[2]), f"{left}{first[0]},{second[2]}{right}"
     return None

@@ -8,12 +8,16 @@ asked for. Nor are constants labels (`\pi`, `e`, `\frac{\pi}{e}`): those have va
 """
 
 import re
+from collections.abc import Sequence
 
 from common.rewards import latex, units
 
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
 _COMMANDS = "|".join([*_GREEK.split(), *_GREEK.title().split(), "hbar", "ell", "angle", "triangle", "nabla", "partial", "infty"])
-_NAME = rf"(?:[A-Z]{{2}}|[A-Za-z]|\\(?:{_COMMANDS})(?![a-zA-Z])|\\(?:text|operatorname)\{{[A-Za-z' .-]*\}}|[A-Za-z]{{3,}})"
+_NAME = (
+    rf"(?:[A-Z]{{2}}|p[HK]|[A-Za-z]|\\(?:{_COMMANDS})(?![a-zA-Z])"
+    r"|\\(?:text|operatorname)\{\s*[A-Za-z][A-Za-z' .-]*\}|[A-Za-z]{3,})"
+)
 _SUBSCRIPT = r"\s*_\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[A-Za-z*]+|\d)"
 _BOUND = rf"(?:{_SUBSCRIPT}|{_SUBSCRIPT.replace('_', '[_^]', 1)})"
 _MARK = (
@@ -23,13 +27,14 @@ _SCRIPT = rf"(?:{_SUBSCRIPT}|{_MARK}|')"  # a superscript may mark a state; a po
 _ARGUMENT = r"(?:\s*\([^=]*\)|\s*\[[^=\[\]]*\])"
 _SYMBOL = re.compile(
     rf"\|?\s*(?:\\(?:Delta|delta|vec|bar|hat|dot|ddot|tilde|overline|angle)\s*)?\{{?{_NAME}\}}?{_SCRIPT}*{_ARGUMENT}?\s*\|?"
-    r"|m?\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){2}"
+    r"|m?\s*\\angle\s*[A-Z](?:\s*[A-Z](?:_\{?\d\}?)?){0,2}"
+    r"|[fghFGH]\s*\^\s*\{\s*-1\s*\}\s*\(\s*-?[\d.]+\s*\)"  # the inverse at a number; of x it is a formula
     rf"|\\Delta(?:{_SUBSCRIPT})?\s*{_NAME}(?:{_SCRIPT}|{_ARGUMENT}|\s*{_NAME}){{0,3}}"
     r"|[PE]\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
 )
 _FUNCTION = re.compile(
     rf"\\(?:(?:sin|cos|tan|cot|sec|csc|det|dim|deg|arg|gcd|max|min|sup|inf)(?![a-zA-Z])(?:{_SCRIPT})*"
-    rf"|(?P<bound>lim|int|sum|prod)(?![a-zA-Z])(?:{_BOUND})*)(?P<argument>\s*[^\s^_].*)",
+    rf"|(?:lim|int|sum|prod)(?![a-zA-Z])(?P<bounds>(?:{_BOUND})*))(?P<argument>\s*[^\s^_].*)",
     re.DOTALL,
 )
 _NUMERIC = re.compile(r"\\(?:pi|circ|frac|sqrt|sin|cos|tan|ln|log|exp)(?![a-zA-Z])|[^a-zA-Z]")  # a value: `\sin 30^\circ`
@@ -42,15 +47,38 @@ _WORDS = re.compile(r"[A-Za-z]{3,}(?: [A-Za-z]{2,}){1,5}")
 _JOINT = r"\\(?:cdot|times|circ)(?![a-zA-Z])"
 _OPERATION = rf"[-+*/=,;]|{_JOINT}"
 _MAX_CHARACTERS = 60
+_CALL = re.compile(r"(?P<head>.*?)[(\[](?P<argument>.*)[)\]]\s*\|?", re.DOTALL)
+_SPECIES = re.compile(r"[\d.]+\s*(?:K|\\text\{[^{}]*\})|(?:\\text\{[A-Za-z ]*\}(?:_\{?\d\}?)?)+")  # (298 K), (H_2O)
+_PROBABILITY = re.compile(r"P|\\text\{(?:P|Pr)\}|\\Pr")  # of any event
+_MODULUS = re.compile(r"\|.*\||\\\|.*\\\|", re.DOTALL)
+_CONJUGATE = re.compile(r"\\(?:bar|overline)(?![a-zA-Z])|\^\s*\{?\s*(?:\*|\\ast|\\star)")
+_IMAGINARY = re.compile(r"(?<![a-zA-Z\\_])(?<!_\{)i(?![a-zA-Z_'])|\\text\{i\}")
 
 
 def is_symbol(text: str) -> bool:
     """One name, with its scripts and its argument."""
     if len(text) >= _MAX_CHARACTERS or _SYMBOL.fullmatch(text.strip()) is None:
         return False
+    call = _CALL.fullmatch(re.sub(_SCRIPT, "", text.strip()))
+    if call and not (_PROBABILITY.fullmatch(call["head"].strip()) or _is_plain(call["argument"])):
+        return False  # f(2x)
     words = set(re.findall(r"(?<![\\a-z])[a-z]{2,}", text.lower()))  # `not = 5`
-    head = set(re.findall(r"(?<![\\a-z])[a-z]{2,}", re.sub(r"\(.*\)|[_^]\s*\{.*\}", "", text.lower())))
-    return not (words & units.DENIALS or head & units.HEDGES or any(map(units.is_turning, head)))
+    head = re.sub(r"\(.*\)|[_^]\s*\{.*\}", "", text)
+    hedges = set(re.findall(r"(?<![\\a-z])[a-z]{2,}", head.lower())) & units.HEDGES
+    return not (words & units.DENIALS or hedges or units.is_another(head))
+
+
+def is_variable(text: str) -> bool:
+    """A symbol that is no modulus and no function's value: what an interval may be about."""
+    return is_symbol(text) and re.search(r"[|(\[]", text) is None
+
+
+def fits(name: str, value: str) -> bool:
+    """Whether `name` may have this value: no modulus is negative or complex, and where a conjugate is, another is meant."""
+    is_modulus = _MODULUS.fullmatch(name.strip()) is not None
+    if is_modulus and value.lstrip().startswith("-"):
+        return False
+    return not ((is_modulus or _CONJUGATE.search(name)) and _IMAGINARY.search(value))
 
 
 def is_label(text: str) -> bool:
@@ -60,18 +88,35 @@ def is_label(text: str) -> bool:
     if not text or len(text) >= _MAX_CHARACTERS or set(re.findall(r"(?<![\\a-z])[a-z]{2,}", text.lower())) & units.HEDGES:
         return False
     if _WORDS.fullmatch(text):
-        return not any(units.is_refused(word) or units.is_turning(word) for word in text.split())
+        return not (any(map(units.is_refused, text.split())) or units.is_another(text))
     if match := _FUNCTION.fullmatch(text):
-        is_open = _NUMERIC.sub("", match["argument"]) != "" if match["bound"] else _is_open(match["argument"])
-        return is_open and len(latex.cut(match["argument"], _OPERATION)) == 1
+        argument = match["argument"].strip()
+        if match["bounds"]:  # the sum or limit that was asked for
+            return _NUMERIC.sub("", argument) != "" and len(latex.cut(argument, _OPERATION)) == 1
+        inside = argument[1:-1] if argument.startswith("(") and argument.endswith(")") else argument
+        return _is_open(inside) and _is_plain(inside)
     if match := _ROUNDED.fullmatch(text):
         return is_label((match[1] or match[2]).strip())
     if match := _ENCLOSED.fullmatch(text):
-        return _is_open(next(group for group in match.groups() if group))
+        inside = next(group for group in match.groups() if group)
+        return _is_open(inside) and _is_plain(inside)
     if match := _RATIO.fullmatch(text):
-        return all(_is_name(part) or _DIFFERENTIAL.fullmatch(part.strip()) for part in match.groups())
+        return _is_each_once(match.groups()) and all(
+            _is_name(part) or _DIFFERENTIAL.fullmatch(part.strip()) for part in match.groups()
+        )
     factors = latex.cut(text, _JOINT)
-    return len(factors) > 1 and all(_is_name(factor) for factor in factors)
+    return len(factors) > 1 and _is_each_once(factors) and all(_is_name(factor) for factor in factors)
+
+
+def _is_each_once(texts: Sequence[str]) -> bool:
+    r"""`\frac{A}{A}` and `x \cdot x` are no names."""
+    return len({latex.compact(text) for text in texts}) == len(texts)
+
+
+def _is_plain(argument: str) -> bool:
+    """Whether an argument is a list of names and numbers: of `2x` and `x^2` the function is another quantity."""
+    parts = latex.cut(argument, r"[,;|]")
+    return all(not _is_open(part) or is_symbol(part) or _SPECIES.fullmatch(part) is not None for part in parts)
 
 
 def _is_name(text: str) -> bool:

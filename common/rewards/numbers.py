@@ -71,6 +71,8 @@ def read_plain(text: str, *, has_bare_unit: bool = True) -> Number | None:
         return None
     if len(parts) > 1 and not (parts[0] == "" or names.is_label(parts[0])):
         return None
+    if len(parts) > 1 and not names.fits(parts[0], parts[-1]):
+        return None
     found = [_bare(part) for part in parts[1:] or parts]
     last = found[-1]
     if last is None or any(number is None or not same(number, last) for number in found[:-1]):

@@ -22,13 +22,21 @@ _ALTERNATIVES = """
     guessing doubtful alternatively alternative alternately otherwise rather also another other others too besides if
     unless is are was were be isn where when with then else respectively remainder residue modulo mod something
     because since therefore thus hence wait hmm hm oops etc unfinished incomplete pending tbd tbc tba todo idk dunno
+    counterexample attempt partial trial draft candidate scratch check
     unclear unsolved unproven tentative provisional placeholder likely apparently seemingly hopefully disputed dubious
 """
-_HEDGED = re.compile(r"(?:unlike|undecid|questionabl|unverif|unconfirm|presum|suppos|alleg|assum|tentativ|provisional)[a-z]*")
-_TURNED = re.compile(r"(?:halv|doubl|tripl|quadrupl|negat|invert|subtract|deduct|revers|multipl|divided)[a-z]*|half")
+_HEDGED = re.compile(
+    r"(?:unlike|undecid|questionabl|unverif|unconfirm|presum|suppos|alleg|assum|tentativ|provisional"
+    r"|incorrect|contradict|extraneous|recheck|verif|absurd|hypothe|conjectur)[a-z]*|fail(?:s|ed|ing)?"
+)
+_TURNED = re.compile(
+    r"halv(?:e[sd]?|ing)|(?:doubl|(?:tripl|quadrupl)(?!es$)|negat|invert|subtract|deduct|revers|multipl|divided)[a-z]*|half"
+)
 _DROPPED = re.compile(r"(?:eliminat|discard|exclud|reject|dismiss|cross)[a-z]*|ruled")
-_EARLIER = """
-    previous former earlier ignored upper lower twice thrice sqrt log exp ln lg inverse sinh cosh tanh
+_EARLIER = "previous former earlier ignored upper lower"
+_OPERATIONS = """
+    double triple quadruple twice thrice squared cubed factorial reciprocal inverse root sqrt sin cos tan cot csc
+    log ln lg logarithm exp sinh cosh tanh
 """
 _UNCERTAIN = """
     maybe perhaps possibly probably unsure uncertain guess guessing doubtful pending tbd tbc tba todo unclear likely wait hmm
@@ -37,10 +45,9 @@ _UNCERTAIN = """
 _COMPARISONS = "less least most than under over below above within beyond exceeding exceeds greater smaller larger lower higher"
 _TURNS = "loss losses lost debt debts owed owing deficit deficits shortfall short fewer arrears"  # 5 may be -5
 _FUNCTIONS = """
-    double triple quadruple twice thrice squared cubed factorial reciprocal inverse root sqrt sin cos tan cot sec csc
-    log exp sinh cosh tanh infinity infinite alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau
+    sec infinity infinite alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau
     kilo mega giga tera peta exa hecto deca deci centi milli micro nano pico femto atto
-    fold times binary hex hexadecimal octal base
+    fold binary hex hexadecimal octal base
 """
 _STEMS = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -51,13 +58,21 @@ _STEMS = """
 DENIALS = frozenset(_DENIALS.split())
 HEDGES = DENIALS | frozenset(_ALTERNATIVES.split())
 _TURNING = frozenset(_TURNS.split())
-_REFUSED = HEDGES | frozenset((_COMPARISONS + _FUNCTIONS).split())
+_REFUSED = HEDGES | frozenset((_COMPARISONS + _FUNCTIONS + _OPERATIONS).split())
+_ANOTHER = frozenset((_EARLIER + _OPERATIONS).split())
 _COUNT = re.compile(rf"(?:{'|'.join(_STEMS.split())})+(?:s|es|th|ths|fold|some)?")
+_CARDINAL = rf"(?<![a-z])(?!score|gross)(?:{'|'.join(_STEMS.split())})+(?:th)?"  # not of `Final score`
+_TAKEN = re.compile(  # `square of x`, `times two`, `one third`, `three quarters`
+    rf"^(?:square|cube)$|(?<![a-z])(?:square|cube|third|quarter|fourth|fifth|tenth)s? of(?![a-z])"
+    rf"|(?<![a-z])(?!quarter){_CARDINAL}$|{_CARDINAL} {_CARDINAL}s?$"
+)
+_GLUED = re.compile(r"(?<![a-zA-Z\\])(?:ln|lg|log|exp|sqrt|sin|cos|tan)[A-Z]")
 _BASES = "m s g J N W V A C K T F H L l Hz Pa eV mol cal bar rad Wb lx Torr"
 _OTHERS = "h d D B S u yr hr mi ft in lb oz yd gal pt qt AU pc ly dB of per atm rpm mph kph sq cu cc deg KJ kPA JK AM PM am pm"
 _RAISED = frozenset(prefix + base for prefix in ("", *"fpnuμmcdkMGT") for base in _BASES.split())  # `m2`
 _SHORT = _RAISED | frozenset((*_OTHERS.split(), "a.m", "p.m", "A.M", "P.M"))
-_COMMANDS = frozenset(("cdot", "mu", "Omega", "AA", "alpha", "frac", "ell"))
+_COMMANDS = frozenset(("cdot", "mu", "Omega", "AA", "frac"))
+_FOLLOWED = {"frac": re.compile(r"\s*\{"), "mu": re.compile(r"\s*(?:[a-zA-Z]|\\text\s*\{|\\Omega)")}
 _TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<open>\\text\s*\{|[({\[])|(?P<close>[)}\]])|\\(?P<command>[a-zA-Z]+)|(?P<word>[aApP]\.[mM](?![A-Za-z])|[A-Za-zμ]+)"
     r"|(?P<circle>\^\s*\{\s*\\circ\s*\})|(?P<power>\^\s*(?:\{\s*[-+]?\s*[0-9]\s*\}|[-+]?[0-9]))|(?P<digit>[2-6](?![\w.,]))"
@@ -72,6 +87,8 @@ _MEASURES = """
 """
 _MEASURE = re.compile(rf"(?:{'|'.join(_MEASURES.split())})s?")
 _COMPOUND = re.compile(rf"(?<!\s)-(?:{_MEASURE.pattern})(?![a-zA-Z])")  # `-year`; another word may be subtracted
+_KNOWN = frozenset(("hr", "hrs", "min", "mins", "lbs", "ppm", "way", "ways", "total", "exact", "times"))
+_TIMES = re.compile(r"[\s})]*$|\s+(?:per|a)\s")  # nothing that would be multiplied
 _OHM = re.compile(r"\}?\s*(?:\\text\s*\{)?\s*\\Omega")
 _EV = re.compile(r"eV\W*/\W*$")  # MeV/c^2
 _OPEN_END = re.compile(r"(?:[-/*;]|\\cdot|\b(?:and|per|of|a))[\s)}]*$")  # something was to follow
@@ -93,7 +110,13 @@ def is_hedge(word: str) -> bool:
 
 def is_turning(word: str) -> bool:
     """Whether a name with this word is that of another value than the one asked for (`half`, `Upper bound`)."""
-    return word.lower() in _EARLIER.split() or any(pattern.fullmatch(word.lower()) for pattern in (_HEDGED, _TURNED, _DROPPED))
+    return word.lower() in _ANOTHER or any(pattern.fullmatch(word.lower()) for pattern in (_HEDGED, _TURNED, _DROPPED))
+
+
+def is_another(name: str) -> bool:
+    """The same of a whole name: `square of x`, `lnK`. A `half-life` is no half."""
+    words = re.findall(r"(?<![\\a-z])[a-z]{2,}", name.lower().replace("half-", ""))
+    return any(map(is_turning, words)) or _TAKEN.search(" ".join(words)) is not None or _GLUED.search(name) is not None
 
 
 def read(tail: str) -> int | None:
@@ -110,7 +133,11 @@ def is_unit(text: str, *, is_empty_fine: bool = False, is_known: bool = False) -
 
     `is_known`: each word must be in the tables; an ordinary word is no unit.
     """
-    if len(text) > _MAX_CHARACTERS or text.count("(") != text.count(")") or _OPEN_END.search(text):
+    if (
+        len(text) > _MAX_CHARACTERS
+        or any(text.count(one) != text.count(two) for one, two in ("()", "[]"))
+        or _OPEN_END.search(text)
+    ):
         return False
     position, before, raised, opened = 0, "", "", False
     is_apart = False
@@ -135,7 +162,7 @@ def is_unit(text: str, *, is_empty_fine: bool = False, is_known: bool = False) -
 
 
 def _is_known(word: str) -> bool:
-    return word in _SHORT or _MEASURE.fullmatch(word.lower()) is not None
+    return word in _SHORT or word in _KNOWN or _MEASURE.fullmatch(word.lower()) is not None
 
 
 def _kept(before: str, kind: str) -> str:
@@ -146,10 +173,13 @@ def _kept(before: str, kind: str) -> str:
 def _fits(token: re.Match[str], is_apart: bool, before: str, raised: str) -> bool:
     """`is_apart`: a space stands right before it. `before`: the kind of the last token. `raised`: the word right before it."""
     if command := token["command"]:
-        return command in _COMMANDS
+        needed = _FOLLOWED.get(command)
+        return command in _COMMANDS and (needed is None or needed.match(token.string, token.end()) is not None)
     if word := token["word"]:
         if word.lower() == "and" and before == "word":
             return _AND.match(token.string, token.end()) is not None  # boys and girls
+        if word.lower() == "times":
+            return is_apart and _TIMES.match(token.string, token.end()) is not None
         if word == "a" and before == "word":
             return _AND.match(token.string, token.end()) is not None  # hours a day
         if (word in ("k", "M") and _OHM.match(token.string, token.end())) or (

@@ -12,18 +12,24 @@ _LEAD = re.compile(
     r"(?:=|[a-z]\s*\\in\s*(?=\\\{)|\\therefore(?![a-zA-Z])|\\implies(?![a-zA-Z])|\\Rightarrow(?![a-zA-Z])|\\,|\s|\\text\s*\{[\s$\\]*\})+"
 )
 _ABOUT = re.compile(r"(?:\\text\s*\{\s*(?:approximately|about|approx\.?|roughly)\s*\})\s*")
-_LABEL = re.compile(r"(?:\\text(?:bf|rm)?\s*\{\s*([a-zA-Z ]{2,40})(?::|\bis)\s*\}|([a-zA-Z]{2}[a-zA-Z ]{0,38}):(?=\s*[^\s:]))\s*")
+_LABEL = re.compile(
+    r"(?:((?i:(?:the )?(?:final |correct )?answer is)(?![a-zA-Z])):?"
+    r"|\\text(?:bf|rm)?\s*\{\s*([a-zA-Z ]{2,40})(?::|\bis)\s*\}|([a-zA-Z]{2}[a-zA-Z ]{0,38}):(?=\s*[^\s:]))\s*"
+)
 _MAX_LAYERS = 20
 
 
 def bare(text: str) -> str:
     """`text` without the wrappers around all of it, before `latex.plain`."""
-    for _ in range(_MAX_LAYERS):
-        inside = _peeled(text.strip())
-        if inside == text:
-            break
-        text = inside
-    return text
+    return layers(text)[-1]
+
+
+def layers(text: str) -> list[str]:
+    """`text`, and what is left of it as one wrapper after the other is taken off."""
+    found = [text]
+    while len(found) <= _MAX_LAYERS and (inside := _peeled(found[-1].strip())) != found[-1]:
+        found.append(inside)
+    return found
 
 
 def _peeled(text: str) -> str:
@@ -44,5 +50,7 @@ def _peeled(text: str) -> str:
 
 def _is_refused(match: re.Match[str]) -> bool:
     """Whether the words of a label deny, hedge, count or name a letter."""
-    words = " ".join(group for group in match.groups() if group).lower().split()
-    return any(units.is_refused(word) or units.is_turning(word) or len(word) == 1 for word in words if word != "is")
+    label = " ".join(group for group in match.groups() if group)
+    return units.is_another(label) or any(
+        units.is_refused(word) or len(word) == 1 for word in label.lower().split() if word != "is"
+    )
