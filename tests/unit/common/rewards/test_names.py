@@ -63,7 +63,18 @@ NAMED_WORDS = [
 ]
 DENIED = [
     *["contradiction", "contradicts", "incorrectly", "fails", "failed", "extraneous", "scratch that", "recheck", "verify"],
-    *["absurd", "hypothetical", "draft", "candidate", "conjecture", "(check)", "times 3", "times as many", "times x"],
+    *[
+        "absurd",
+        "hypothetical",
+        "draft",
+        "candidate",
+        "conjecture",
+        "(check)",
+        "times 3",
+        "times as many",
+        "times faster",
+        "times x",
+    ],
 ]
 BESIDE = ["hrs", "min", "lbs", "ppm", "ways", "total", "(exact)", "times", "times per day"]
 
