@@ -4,7 +4,7 @@ r"""What a chain of relations says: `x = 2 + 3 = 5`, `E = hc/\lambda = 3.2`, `\f
     texts(r"\frac{22}{7} \approx 3.14")             [r"\frac{22}{7}", "3.14"]     exact, and rounded: either may be meant
     texts("x = 3 = 4"), texts(r"249 \approx 250")   None                          two answers
 
-A name may stand first. What stands between has the value of the last, or is a name, or a product or ratio of symbols.
+A name may stand first. What stands between has the value of the last, or is a formula of other symbols.
 """
 
 import math
@@ -17,6 +17,7 @@ from common.rewards import expressions, latex, names, numbers, values
 _APPROXIMATE = re.compile(r"\\(?:approx|simeq|sim|cong)(?![a-zA-Z])")
 _RELATION = rf"=|\\equiv(?![a-zA-Z])|{_APPROXIMATE.pattern}"
 _NO_FORMULA = re.compile(r"\d|\\text|(?<![\\a-zA-Z])[a-zA-Z]{3}")  # a number, a word
+_EXPONENT = re.compile(r"\^\s*(?:\d|\{\s*\d\s*\})")
 _INTEGERS = re.compile(r"\\(gcd|max|min)\s*\((\s*-?\d{1,30}(?:\s*,\s*-?\d{1,30})+\s*)\)")
 _OF_INTEGERS: dict[str, Callable[..., int]] = {"gcd": math.gcd, "max": max, "min": min}
 _NEAR = Fraction(1, 100)
@@ -30,13 +31,14 @@ def texts(text: str) -> list[str] | None:
     signs = re.findall(_RELATION, text)
     if len(signs) != len(parts) - 1:
         return None  # relations in brackets
-    is_named = names.is_label(parts[0]) and names.fits(parts[0], parts[-1])
+    label = parts[0]
+    is_named = names.is_label(label) and names.fits(parts[0], parts[-1])
     if parts[0] == "" or is_named:
         parts, signs = parts[1:], signs[1:]
     is_rounding = [_APPROXIMATE.fullmatch(sign) is not None for sign in signs]
     if any(is_rounding[:-1]):
         return None
-    while is_named and len(parts) > 1 and is_formula(parts[0]) and value(parts[-1]) is not None:
+    while is_named and len(parts) > 1 and is_formula(parts[0], label) and value(parts[-1]) is not None:
         parts = parts[1:]
     if len(parts) == 1:
         return parts
@@ -85,22 +87,24 @@ def _last_place(number: numbers.Number) -> Fraction:
     return Fraction(10) ** (power - number.digits + 1)
 
 
-def is_formula(text: str) -> bool:
-    """A name, or a product or ratio of symbols, each once (`hc/\\lambda`): it says nothing about the value; `-y` may."""
+def is_formula(text: str, label: str) -> bool:
+    """What stands between a name and its value, of symbols alone (`E = mc^2 = 5`): it says nothing about the value.
+
+    Not of the name itself (`x = \\sqrt{x} = 5`), nor with a number, which may be a value with its unit.
+    """
     if names.is_label(text):
-        return True
-    if _NO_FORMULA.search(text):
+        return text.strip() != label.strip()
+    if _NO_FORMULA.search(_EXPONENT.sub("", text)):
         return False
     try:
-        node = values.parse(text)
+        found = values.symbols(values.parse(text))
     except (values.Unreadable, RecursionError):
         return False
-    factors = _factors(node)
-    return len(set(factors)) == len(factors) and values.operations(node) <= {"multiply", "divide", "symbol"}
+    return bool(found) and not found & _symbols_of(label)
 
 
-def _factors(node: values.Node) -> list[str]:
-    """Names of its symbols, as often as they stand in it."""
-    if node[0] == "symbol":
-        return [node[1]]
-    return [name for part in node[1:] if isinstance(part, tuple) for name in _factors(part)]
+def _symbols_of(label: str) -> set[str]:
+    try:
+        return values.symbols(values.parse(label))
+    except (values.Unreadable, RecursionError):
+        return set()

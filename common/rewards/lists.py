@@ -141,18 +141,18 @@ class Matcher:
             return (
                 is_name_fine
                 and self.is_same(last, answer_last, tolerance)
-                and self._is_chain(known, parts, tolerance, is_named=answer_name is not None)
+                and self._is_chain(known, parts, tolerance, answer_name)
             )
         return len(wanted) == len(given) == 2 and expressions.proportional(
             (wanted[0], wanted[1]), (given[0], given[1]), is_positive=self._is_positive
         )
 
-    def _is_chain(self, golds: Sequence[str], parts: Sequence[str], tolerance: Tolerance, *, is_named: bool) -> bool:
+    def _is_chain(self, golds: Sequence[str], parts: Sequence[str], tolerance: Tolerance, name: str | None) -> bool:
         """Whether all parts before the last say what the gold says (`x = 3 = 4` says two things), or nothing (after a name)."""
         is_value = expressions.value(golds[-1]) is not None
         return all(
             any(self.is_same(gold, part, tolerance) for gold in golds)
-            or (is_value and ((is_named and chains.is_formula(part)) or chains.is_rounded(part, parts[-1])))
+            or (is_value and ((name is not None and chains.is_formula(part, name)) or chains.is_rounded(part, parts[-1])))
             for part in parts[:-1]
         )
 

@@ -19,7 +19,7 @@ DONE = [
     *[r"\sin x \cos x", "E[X^2]", "E[2X]", r"\langle v^2 \rangle", r"\det(2A)", r"\lim x^2", r"\frac{A}{A}", r"\sin x^2"],
     *[r"\sum x^2", r"\sum 2x", r"\int v^2", r"\max 2a", r"\max x^2", r"\det A^{-1}", r"\deg f^2", r"\arg z^2", r"x \cdot x"],
     *[r"v \times v", r"\Delta(\ln K)", "f(2x)", "f(x^2)", "f(x+1)", r"\tan(A+B)", r"\sin(x^2)", "f^{-1}(x)", r"\max(a, 2b)"],
-    *["x = -y", r"v = \ln K", r"x = \sqrt{x}", "x = y^2", "x = 2y", r"x = \frac{y}{y}", "E = mc^2"],
+    *[r"x = \sqrt{x}", "x = -x", "x = x^2", r"v = \ln v", "x = 2y", "x = 4 m", "x = 3", "x = x"],
 ]
 NAMED = [
     *[
@@ -35,6 +35,7 @@ NAMED = [
         "E[X]",
         "E[X|Y]",
     ],
+    *[r"v = \sqrt{gh}", "E = mc^2", r"E = \frac{hc}{\lambda}", "F = -kx", r"t = \ln K", "x = y"],
     *[r"\det A", r"\det(A)", r"\sin x", r"\cos \angle ABC", r"\max(a, b)", r"\max f(x)", r"\lim_{x \to 0} x^2", r"\arg z"],
     *[r"\sum_{k=1}^{n} k^2", r"\int_0^1 x^2\,dx", r"\langle x \rangle", r"\frac{F}{A}", r"a \cdot b", "pH", "pK_a", r"m\angle A"],
     *[r"m \angle ABC", r"\Delta H(298 K)", r"\Delta G(\text{H}_2\text{O})", r"\|v\|", "|v|", r"\bar{x}", "x^*"],
