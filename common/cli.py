@@ -241,7 +241,8 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut this short
         _end_children()
     if code == 130:
-        sys.stdout.flush()
+        with suppress(OSError, AttributeError):  # whoever read it may be gone already, or it was closed by the shell
+            sys.stdout.flush()
         os._exit(code)  # exit handlers would look for the processes that were just ended, and complain
     sys.exit(code)
 

@@ -197,6 +197,17 @@ def test_ctrl_c_ends_it_while_it_waits_and_while_it_works(
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 
+def test_an_interrupted_command_whose_reader_is_gone_is_an_interrupted_command() -> None:
+    """A line was written, and not yet flushed, when both happened."""
+    code = (
+        "import os, sys; from common import cli\n"
+        "reader, writer = os.pipe(); os.dup2(writer, 1); os.close(writer); os.close(reader)\n"
+        "sys.stdout = open(1, 'w'); sys.stdout.write('a line'); cli.run = lambda arguments: 130; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_a_hang_does_not_hold_up_more_than_its_window(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     rows = [{"response": "hang" if number in (3, 40) else "a", "gold": "a", "num_tokens": number} for number in range(80)]
